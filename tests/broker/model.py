@@ -502,7 +502,7 @@ class Due(NamedTuple):
     act: Callable[[int], None]
 
 
-class Landing(NamedTuple):
+class RoutedCopy(NamedTuple):
     """A copy of a message, and its destination."""
 
     entity: Entity
@@ -1092,7 +1092,7 @@ class Model:
         self.touched.add(box.place)
         self._note_sessions(entity)
 
-    def _land(self, landing: Landing, now_ms: int) -> None:
+    def _land(self, landing: RoutedCopy, now_ms: int) -> None:
         entity, box, letter = landing
         letter.sequence = self._number(entity, box, letter)
         letter.original = letter.original or letter.sequence
@@ -1100,7 +1100,7 @@ class Model:
         self._put(entity, box, letter)
 
     def _move(
-        self, entity: Entity, box: Box, letter: Letter, way: Callable[[], list[Landing] | None], now_ms: int
+        self, entity: Entity, box: Box, letter: Letter, way: Callable[[], list[RoutedCopy] | None], now_ms: int
     ) -> bool:
         """Move a message to where its route leads; ``None`` is no route."""
         self._in_hand = letter
@@ -1125,17 +1125,17 @@ class Model:
 
     # Routes of a message: each returns the copies that one becomes, and changes nothing but the history of ids
 
-    def _enter(self, entity: Entity, letter: Letter, now_ms: int) -> list[Landing]:
+    def _enter(self, entity: Entity, letter: Letter, now_ms: int) -> list[RoutedCopy]:
         if not entity.is_topic:
             return self._arrive(entity, letter, now_ms)
         letter.time_to_live_ms = _shorter(letter.time_to_live_ms, entity.description.default_time_to_live_ms)
-        landings: list[Landing] = []
+        landings: list[RoutedCopy] = []
         for subscription in entity.subscriptions.values():
             landings += self._offer(subscription, letter, now_ms)
         return landings
 
-    def _offer(self, subscription: Entity, letter: Letter, now_ms: int) -> list[Landing]:
-        landings: list[Landing] = []
+    def _offer(self, subscription: Entity, letter: Letter, now_ms: int) -> list[RoutedCopy]:
+        landings: list[RoutedCopy] = []
         subject = Subject(letter)
         has_plain = False
         for rule in subscription.rules:
@@ -1158,16 +1158,16 @@ class Model:
             landings += self._arrive(subscription, copy, now_ms)
         return landings
 
-    def _arrive(self, entity: Entity, letter: Letter, now_ms: int) -> list[Landing]:
+    def _arrive(self, entity: Entity, letter: Letter, now_ms: int) -> list[RoutedCopy]:
         if self._forwards(entity):
             return self._forward(entity, letter, now_ms)
         if entity.has_sessions and letter.session_id is None:
             return self._bury(entity, letter, "Session ID is null.", now_ms)
         letter.count = 0
         letter.expires_ms = _end_of_life(letter, entity, now_ms)
-        return [Landing(entity, entity.main, letter)]
+        return [RoutedCopy(entity, entity.main, letter)]
 
-    def _forward(self, entity: Entity, letter: Letter, now_ms: int) -> list[Landing]:
+    def _forward(self, entity: Entity, letter: Letter, now_ms: int) -> list[RoutedCopy]:
         target = self.entities.get((entity.forward_to or "").lower())
         obstacle = self._obstacle(target, letter, letter.hops + 1)
         if target is None or obstacle is not None:
@@ -1177,16 +1177,16 @@ class Model:
         landings = self._take_over(target, onward, now_ms)
         return self._bury(entity, letter, "ForwardedInCircle", now_ms) if landings is None else landings
 
-    def _bury(self, entity: Entity, letter: Letter, reason: str | None, now_ms: int) -> list[Landing]:
+    def _bury(self, entity: Entity, letter: Letter, reason: str | None, now_ms: int) -> list[RoutedCopy]:
         letter = letter.copy()
         letter.expires_ms, letter.state = NEVER, ACTIVE
         if reason is not None:
             letter.set_user("DeadLetterReason", reason)
             letter.set_user("DeadLetterErrorDescription", ANY_TEXT)
         forwarded = self._forward_dead(entity, letter, now_ms)
-        return [Landing(entity, entity.boxes[QueuePart.DEAD_LETTER], letter)] if forwarded is None else forwarded
+        return [RoutedCopy(entity, entity.boxes[QueuePart.DEAD_LETTER], letter)] if forwarded is None else forwarded
 
-    def _forward_dead(self, entity: Entity, letter: Letter, now_ms: int) -> list[Landing] | None:
+    def _forward_dead(self, entity: Entity, letter: Letter, now_ms: int) -> list[RoutedCopy] | None:
         """Return the copies of a forwarded dead letter; ``None`` if it stays."""
         target = self.entities.get((entity.settings.forward_dead_letters_to or "").lower())
         if target is None or self._obstacle(target, letter, letter.hops + 1) is not None:
@@ -1196,7 +1196,7 @@ class Model:
         onward.source = entity.full_path
         return self._take_over(target, onward, now_ms)
 
-    def _take_over(self, target: Entity, letter: Letter, now_ms: int) -> list[Landing] | None:
+    def _take_over(self, target: Entity, letter: Letter, now_ms: int) -> list[RoutedCopy] | None:
         """Deliver a message to a target; return ``None`` if it is the same message that was there before."""
         if self._is_duplicate(target, letter, now_ms):
             return None if self._has_come_round(target, letter) else []
@@ -1402,7 +1402,7 @@ class Model:
         return False
 
     def _expire(self, entity: Entity, box: Box, letter: Letter, now_ms: int) -> None:
-        def way() -> list[Landing]:
+        def way() -> list[RoutedCopy]:
             if not entity.settings.dead_letter_on_expiration:
                 return []
             return self._bury(entity, letter, "TTLExpiredException", now_ms)
@@ -1563,7 +1563,7 @@ class Model:
             return self._accept(target, message, now_ms)
         letter.set_user("DeadLetterReason", obstacle)
         letter.set_user("DeadLetterErrorDescription", ANY_TEXT)
-        self._land(Landing(via, via.boxes[QueuePart.TRANSFER_DEAD_LETTER], letter), now_ms)
+        self._land(RoutedCopy(via, via.boxes[QueuePart.TRANSFER_DEAD_LETTER], letter), now_ms)
         return None
 
     # Background work

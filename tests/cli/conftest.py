@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from pairbus.testing import running_namespace
-from tests.cli.everyday import Desk
+from tests.cli.everyday import CommandFixture
 
 
 @pytest.fixture(scope="module")
-def desk() -> Iterator[Desk]:
+def desk() -> Iterator[CommandFixture]:
     with running_namespace("contoso", topics={"events": ["audit"]}) as contoso:
-        yield Desk(contoso)
+        yield CommandFixture(contoso)

@@ -45,7 +45,7 @@ class Done:
         return line
 
 
-class Desk:
+class CommandFixture:
     """A namespace as the user of the commands sees it."""
 
     def __init__(self, namespace: RunningNamespace) -> None:

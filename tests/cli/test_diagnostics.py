@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 from pairbus.broker import Right
-from tests.cli.everyday import Desk
+from tests.cli.everyday import CommandFixture
 from tests.cli.test_pair import with_key
 from tests.waiting import eventually
 
 
-def test_running_server_collects_a_bundle_and_keeps_it(desk: Desk) -> None:
+def test_running_server_collects_a_bundle_and_keeps_it(desk: CommandFixture) -> None:
     done = desk.run("diagnostics")
     assert (done.code, done.stderr) == (0, "")
     bundle = json.loads(done.stdout)
@@ -30,14 +30,14 @@ def test_running_server_collects_a_bundle_and_keeps_it(desk: Desk) -> None:
     assert desk.namespace.key not in kept.stdout
 
 
-def test_key_without_manage_is_refused(desk: Desk) -> None:
+def test_key_without_manage_is_refused(desk: CommandFixture) -> None:
     done = desk.run("diagnostics", "--connection", with_key(desk.namespace, Right.SEND, Right.LISTEN))
     assert done.code == 1
     assert "Manage" in done.reason
     assert done.stdout == ""
 
 
-def test_wrong_key_is_refused(desk: Desk) -> None:
+def test_wrong_key_is_refused(desk: CommandFixture) -> None:
     wrong = desk.namespace.connection_string.replace(desk.namespace.key, "d3Jvbmc=")
     done = desk.run("diagnostics", "--connection", wrong)
     assert done.code == 1
@@ -45,7 +45,7 @@ def test_wrong_key_is_refused(desk: Desk) -> None:
     assert done.stdout == ""
 
 
-def test_neither_server_nor_directory_is_a_usage_error(desk: Desk) -> None:
+def test_neither_server_nor_directory_is_a_usage_error(desk: CommandFixture) -> None:
     done = desk.run("diagnostics", PAIRBUS_CONNECTION="")
     assert (done.code, done.reason) == (
         2,
@@ -53,7 +53,7 @@ def test_neither_server_nor_directory_is_a_usage_error(desk: Desk) -> None:
     )
 
 
-def test_other_directory_is_an_error(desk: Desk, tmp_path: Path) -> None:
+def test_other_directory_is_an_error(desk: CommandFixture, tmp_path: Path) -> None:
     for data in (tmp_path, tmp_path / "missing"):
         done = desk.run("diagnostics", "--data", data)
         assert done.code == 1

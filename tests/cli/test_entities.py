@@ -31,7 +31,7 @@ from pairbus.client.management.rules import (
     SqlFilter,
     SqlRuleAction,
 )
-from tests.cli.everyday import Desk
+from tests.cli.everyday import CommandFixture
 from tests.cli.test_cli import PAIRBUS, PATIENCE_S
 from tests.cli.test_pair import with_key
 
@@ -40,19 +40,19 @@ def new_name() -> str:
     return f"new-{uuid4().hex[:8]}"
 
 
-def reported(desk: Desk, *arguments: object) -> dict[str, Any]:
+def reported(desk: CommandFixture, *arguments: object) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(desk.spoken("entities", *arguments, "--json"))
     return document
 
 
-def manager(desk: Desk) -> NamespaceManager:
+def manager(desk: CommandFixture) -> NamespaceManager:
     return NamespaceManager.from_connection_string(desk.namespace.connection_string)
 
 
 # List and show.
 
 
-def test_list_shows_counts(desk: Desk) -> None:
+def test_list_shows_counts(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.send(queue, "one", "two")
     desk.spoken("receive", queue, "--dead-letter")
@@ -64,7 +64,7 @@ def test_list_shows_counts(desk: Desk) -> None:
     assert ["events", "topic", "Active"] in [row[:3] for row in rows]
 
 
-def test_list_as_json(desk: Desk) -> None:
+def test_list_as_json(desk: CommandFixture) -> None:
     queue = desk.queue(max_delivery_count=7)
     listed = reported(desk, "list")
     assert {*listed} == {"queues", "topics", "subscriptions"}
@@ -76,12 +76,12 @@ def test_list_as_json(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("path", "kind"), [("events", "topic"), ("events/Subscriptions/audit", "subscription"), ("EVENTS", "topic")]
 )
-def test_show_prints_an_entity_of_any_kind(desk: Desk, path: str, kind: str) -> None:
+def test_show_prints_an_entity_of_any_kind(desk: CommandFixture, path: str, kind: str) -> None:
     assert f"kind: {kind}\n" in desk.spoken("entities", "show", path)
     assert reported(desk, "show", path)["kind"] == kind
 
 
-def test_show_names_the_option_of_each_setting(desk: Desk) -> None:
+def test_show_names_the_option_of_each_setting(desk: CommandFixture) -> None:
     queue = desk.queue(default_message_time_to_live=timedelta(days=14))
     lines = desk.spoken("entities", "show", queue).splitlines()
     assert "default_message_time_to_live: 14d  (--ttl)" in lines
@@ -89,7 +89,7 @@ def test_show_names_the_option_of_each_setting(desk: Desk) -> None:
     assert "active_message_count: 0" in lines
 
 
-def test_show_prints_unset_settings(desk: Desk) -> None:
+def test_show_prints_unset_settings(desk: CommandFixture) -> None:
     queue = desk.queue()
     assert "forward_to: not set  (--forward-to)" in desk.spoken("entities", "show", queue).splitlines()
     assert reported(desk, "show", queue)["forward_to"] is None
@@ -127,7 +127,7 @@ RULES = [
 ]
 
 
-def test_show_prints_the_rules_of_a_subscription(desk: Desk) -> None:
+def test_show_prints_the_rules_of_a_subscription(desk: CommandFixture) -> None:
     name = new_name()
     path = f"events/Subscriptions/{name}"
     with manager(desk) as namespace:
@@ -191,7 +191,7 @@ def test_every_setting_has_a_test_value() -> None:
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.option)
 @pytest.mark.parametrize("kind", [QueueDescription, TopicDescription, SubscriptionDescription])
-def test_create_accepts_every_setting_of_each_kind(desk: Desk, kind: Any, setting: Any) -> None:
+def test_create_accepts_every_setting_of_each_kind(desk: CommandFixture, kind: Any, setting: Any) -> None:
     path = f"events/Subscriptions/{new_name()}" if kind is SubscriptionDescription else new_name()
     is_topic = ["--topic"] if kind is TopicDescription else []
     arguments = ("create", path, *is_topic, *OPTIONS[setting.field], "--json")
@@ -205,7 +205,7 @@ def test_create_accepts_every_setting_of_each_kind(desk: Desk, kind: Any, settin
     desk.spoken("entities", "delete", path, "--yes")
 
 
-def test_create_and_update_print_one_line(desk: Desk) -> None:
+def test_create_and_update_print_one_line(desk: CommandFixture) -> None:
     queue = new_name()
     assert desk.spoken("entities", "create", queue) == f"queue '{queue}' created\n"
     again = desk.spoken("entities", "create", queue, "--exist-ok", "--ttl", "1d")
@@ -213,7 +213,7 @@ def test_create_and_update_print_one_line(desk: Desk) -> None:
     assert desk.spoken("entities", "update", queue, "--ttl", "1d") == f"queue '{queue}' updated\n"
 
 
-def test_update_changes_given_settings_only(desk: Desk) -> None:
+def test_update_changes_given_settings_only(desk: CommandFixture) -> None:
     queue = desk.queue(max_delivery_count=7)
     changed = reported(desk, "update", queue, "--status", "SendDisabled", "--lock-duration", "20s")
     assert (changed["status"], changed["lock_duration"], changed["max_delivery_count"]) == ("SendDisabled", "20s", 7)
@@ -223,11 +223,11 @@ def test_update_changes_given_settings_only(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("path", ["events", "events/Subscriptions/audit"])
-def test_update_works_for_topics_and_subscriptions(desk: Desk, path: str) -> None:
+def test_update_works_for_topics_and_subscriptions(desk: CommandFixture, path: str) -> None:
     assert reported(desk, "update", path, "--metadata", "x")["user_metadata"] == "x"
 
 
-def test_create_subscription_with_filter(desk: Desk) -> None:
+def test_create_subscription_with_filter(desk: CommandFixture) -> None:
     name = new_name()
     desk.spoken("entities", "create", f"events/Subscriptions/{name}", "--filter", "sys.label = 'paid'")
     with manager(desk) as namespace:
@@ -237,7 +237,7 @@ def test_create_subscription_with_filter(desk: Desk) -> None:
     desk.spoken("entities", "delete", f"events/Subscriptions/{name}", "--yes")
 
 
-def test_create_of_existing_entity_fails_without_exist_ok(desk: Desk) -> None:
+def test_create_of_existing_entity_fails_without_exist_ok(desk: CommandFixture) -> None:
     queue = desk.queue(max_delivery_count=7)
     done = desk.run("entities", "create", queue)
     assert done.code == 1
@@ -246,7 +246,7 @@ def test_create_of_existing_entity_fails_without_exist_ok(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("kind", ["queue", "topic", "subscription"])
-def test_delete_requires_yes_when_not_interactive(desk: Desk, kind: str) -> None:
+def test_delete_requires_yes_when_not_interactive(desk: CommandFixture, kind: str) -> None:
     path = f"events/Subscriptions/{new_name()}" if kind == "subscription" else new_name()
     desk.spoken("entities", "create", path, *(["--topic"] if kind == "topic" else []))
     refused = desk.run("entities", "delete", path)
@@ -268,7 +268,7 @@ def test_delete_requires_yes_when_not_interactive(desk: Desk, kind: str) -> None
     ids=["yes", "no", "Ctrl-D", "Ctrl-C"],
 )
 def test_delete_asks_for_confirmation_in_a_terminal(
-    desk: Desk, answer: bytes | signal.Signals, code: int, reported: bytes
+    desk: CommandFixture, answer: bytes | signal.Signals, code: int, reported: bytes
 ) -> None:
     queue = desk.queue()
     desk.send(queue, "one")
@@ -296,7 +296,7 @@ def test_delete_asks_for_confirmation_in_a_terminal(
     assert desk.run("entities", "show", queue).code == (0 if code else 1)
 
 
-def listed_in_terminal(desk: Desk, columns: int) -> str:
+def listed_in_terminal(desk: CommandFixture, columns: int) -> str:
     ours, theirs = pty.openpty()
     environment = desk.environment | {"TERM": "xterm", "COLUMNS": str(columns)}
     with subprocess.Popen([*PAIRBUS, "entities", "list"], env=environment, stdout=theirs) as process:
@@ -314,7 +314,7 @@ def listed_in_terminal(desk: Desk, columns: int) -> str:
 
 
 @pytest.mark.slow
-def test_list_in_a_terminal_is_a_table(desk: Desk) -> None:
+def test_list_in_a_terminal_is_a_table(desk: CommandFixture) -> None:
     queue = desk.queue()
     wide = listed_in_terminal(desk, 200)
     assert re.search(rf"│ {queue} +│ queue +│ Active +│ +0 │ +0 │ +0 │ +0 │ +\d+ │", wide)
@@ -348,7 +348,9 @@ def test_list_in_a_terminal_is_a_table(desk: Desk) -> None:
         (("create", "a#b"), "must not contain '#'"),
     ],
 )
-def test_invalid_arguments_print_one_line_and_exit_with_2(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_print_one_line_and_exit_with_2(
+    desk: CommandFixture, arguments: tuple[str, ...], said: str
+) -> None:
     done = desk.run("entities", *arguments)
     assert (done.code, done.stdout) == (2, "")
     assert said in done.reason
@@ -370,25 +372,25 @@ def test_invalid_arguments_print_one_line_and_exit_with_2(desk: Desk, arguments:
     ],
 )
 def test_rejection_by_the_namespace_prints_one_line_and_exits_with_1(
-    desk: Desk, arguments: tuple[str, ...], said: str
+    desk: CommandFixture, arguments: tuple[str, ...], said: str
 ) -> None:
     done = desk.run("entities", *arguments)
     assert (done.code, done.stdout) == (1, "")
     assert said in done.reason.lower()
 
 
-def test_fixed_setting_is_hidden_in_the_help_of_update(desk: Desk) -> None:
+def test_fixed_setting_is_hidden_in_the_help_of_update(desk: CommandFixture) -> None:
     assert "--sessions" in desk.spoken("entities", "create", "--help")
     assert "--sessions" not in desk.spoken("entities", "update", "--help")
 
 
-def test_exist_ok_fails_for_another_kind_of_entity(desk: Desk) -> None:
+def test_exist_ok_fails_for_another_kind_of_entity(desk: CommandFixture) -> None:
     queue = desk.queue()
     done = desk.run("entities", "create", queue, "--topic", "--exist-ok")
     assert (done.code, done.stdout, done.reason) == (1, "", f"pairbus: '{queue}' is a queue, not a topic")
 
 
-def test_key_without_manage_exits_with_1_and_is_not_printed(desk: Desk) -> None:
+def test_key_without_manage_exits_with_1_and_is_not_printed(desk: CommandFixture) -> None:
     text = with_key(desk.namespace, Right.LISTEN)
     done = desk.run("entities", "list", "--connection", text)
     assert done.code == 1

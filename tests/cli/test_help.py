@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from pairbus.cli.main import app
-from tests.cli.everyday import Desk
+from tests.cli.everyday import CommandFixture
 from tests.cli.test_cli import ENVIRONMENT, PATIENCE_S
 from tests.cli.test_pair import unused_address
 from tests.waiting import eventually
@@ -116,14 +116,14 @@ def test_rate_cards_are_completed() -> None:
     assert completed("pairbus cost --rates st") == ["standard"]
 
 
-def test_entities_are_completed_from_the_namespace(desk: Desk) -> None:
+def test_entities_are_completed_from_the_namespace(desk: CommandFixture) -> None:
     queue = desk.queue()
     connection = {"PAIRBUS_CONNECTION": desk.namespace.connection_string}
     offered(f"pairbus receive {queue[:-2]}", [queue], **connection)
 
 
 @pytest.mark.slow
-def test_entities_are_completed_by_the_kind_that_a_command_takes(desk: Desk) -> None:
+def test_entities_are_completed_by_the_kind_that_a_command_takes(desk: CommandFixture) -> None:
     connection = {"PAIRBUS_CONNECTION": desk.namespace.connection_string}
     offered("pairbus send eve", ["events"], **connection)
     offered("pairbus receive eve", ["events/Subscriptions/audit"], **connection)

@@ -38,7 +38,7 @@ from pairbus.wire import (
     ULong,
     UShort,
 )
-from tests.cli.everyday import Desk, interrupt
+from tests.cli.everyday import CommandFixture, interrupt
 from tests.cli.test_cli import PATIENCE_S
 from tests.cli.test_send import STOPS
 from tests.waiting import eventually
@@ -58,7 +58,7 @@ def sent_part(document: dict[str, Any]) -> dict[str, Any]:
 # Settlement.
 
 
-def test_default_receive_removes_nothing(desk: Desk) -> None:
+def test_default_receive_removes_nothing(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.send(queue, "one espresso")
     reported = desk.spoken("receive", queue)
@@ -68,28 +68,28 @@ def test_default_receive_removes_nothing(desk: Desk) -> None:
     assert message.delivery_count == 1
 
 
-def test_abandoned_messages_are_received_once_each(desk: Desk) -> None:
+def test_abandoned_messages_are_received_once_each(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.send(queue, "one", "two", "three")
     assert desk.spoken("receive", queue, "--count", 5, "--body", "--wait", "300ms", "--abandon") == "one\ntwo\nthree\n"
     assert [message.body for message in desk.receive(queue, 3)] == [b"one", b"two", b"three"]
 
 
-def test_complete_removes_messages(desk: Desk) -> None:
+def test_complete_removes_messages(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.send(queue, "one", "two")
     assert desk.spoken("receive", queue, "--complete", "--body") == "one\n"
     assert desk.count(queue) == 1
 
 
-def test_delete_removes_messages(desk: Desk) -> None:
+def test_delete_removes_messages(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.send(queue, "one", "two", "three")
     assert desk.spoken("receive", queue, "--delete", "--count", 2, "--body") == "one\ntwo\n"
     assert [message.body for message in desk.receive(queue)] == [b"three"]
 
 
-def test_dead_letters_have_a_reason_and_can_be_resubmitted(desk: Desk, tmp_path: Path) -> None:
+def test_dead_letters_have_a_reason_and_can_be_resubmitted(desk: CommandFixture, tmp_path: Path) -> None:
     queue = desk.queue()
     desk.send(queue, BrokeredMessage("one", message_id="1", application_properties={"table": Int(4)}))
     desk.spoken("receive", queue, "--dead-letter", "--reason", "cold", "--description", "it stood too long")
@@ -107,7 +107,7 @@ def test_dead_letters_have_a_reason_and_can_be_resubmitted(desk: Desk, tmp_path:
     assert (message.body, message.message_id, message.application_properties) == (b"one", "1", {"table": Int(4)})
 
 
-def test_deferred_message_is_received_by_its_number(desk: Desk) -> None:
+def test_deferred_message_is_received_by_its_number(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.send(queue, "one", "two")
     line, _ = desk.spoken("receive", queue, "--defer", "--count", 2, "--json").splitlines()
@@ -122,12 +122,12 @@ def test_deferred_message_is_received_by_its_number(desk: Desk) -> None:
     assert "pairbus: " in missing.reason
 
 
-def test_receive_from_a_subscription(desk: Desk) -> None:
+def test_receive_from_a_subscription(desk: CommandFixture) -> None:
     desk.send("events", "to all")
     assert desk.spoken("receive", "events/subscriptions/audit", "--complete", "--body") == "to all\n"
 
 
-def test_receive_from_sessions(desk: Desk) -> None:
+def test_receive_from_sessions(desk: CommandFixture) -> None:
     queue = desk.queue(requires_session=True)
     desk.send(queue, *(BrokeredMessage(f"{name} {n}", session_id=name) for n in (1, 2) for name in ("a", "b")))
     assert desk.spoken("receive", queue, "--session", "b", "--all", "--complete", "--body", *AT_ONCE) == "b 1\nb 2\n"
@@ -142,7 +142,7 @@ def test_receive_from_sessions(desk: Desk) -> None:
     assert "--next-session" in without.reason
 
 
-def test_empty_queue_prints_one_line_and_exits_with_3(desk: Desk) -> None:
+def test_empty_queue_prints_one_line_and_exits_with_3(desk: CommandFixture) -> None:
     queue = desk.queue()
     done = desk.run("receive", queue, "--complete", "--wait", "200ms")
     assert (done.code, done.stdout, done.reason) == (3, "", f"pairbus: no message arrived from '{queue}' within 200ms")
@@ -179,7 +179,7 @@ ONE_OF_EACH = {
 }
 
 
-def test_exported_and_imported_messages_are_equal(desk: Desk, tmp_path: Path) -> None:
+def test_exported_and_imported_messages_are_equal(desk: CommandFixture, tmp_path: Path) -> None:
     queue, first, second = desk.queue(), tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     desk.send(
         queue,
@@ -213,7 +213,7 @@ def test_exported_and_imported_messages_are_equal(desk: Desk, tmp_path: Path) ->
     assert before[0]["application_properties"]["ulong"] == {"ulong": 2**64 - 1}
 
 
-def test_messages_of_the_azure_sdk_are_exported_and_imported(desk: Desk, tmp_path: Path) -> None:
+def test_messages_of_the_azure_sdk_are_exported_and_imported(desk: CommandFixture, tmp_path: Path) -> None:
     queue, file = desk.queue(), tmp_path / "messages.jsonl"
     properties: dict[Any, Any] = {"i": 5, "f": 1.5, "b": True, "t": "text", "o": b"o", "u": UUID(int=5)}
     with ServiceBusClient.from_connection_string(desk.namespace.connection_string) as client:
@@ -228,7 +228,7 @@ def test_messages_of_the_azure_sdk_are_exported_and_imported(desk: Desk, tmp_pat
     assert (after.subject, str(after), after.message_id) == ("s", "one", before.message_id)
 
 
-def test_ten_thousand_messages_are_exported_and_imported(desk: Desk, tmp_path: Path) -> None:
+def test_ten_thousand_messages_are_exported_and_imported(desk: CommandFixture, tmp_path: Path) -> None:
     queue, file = desk.queue(), tmp_path / "messages.jsonl"
     desk.send(queue, *(str(number) for number in range(10_000)))
     reported = desk.spoken("receive", queue, "--all", "--complete", "--lines", file, "--wait", "200ms")
@@ -239,7 +239,7 @@ def test_ten_thousand_messages_are_exported_and_imported(desk: Desk, tmp_path: P
     assert desk.count(queue) == 10_000
 
 
-def test_lines_are_appended_to_the_file(desk: Desk, tmp_path: Path) -> None:
+def test_lines_are_appended_to_the_file(desk: CommandFixture, tmp_path: Path) -> None:
     queue, file = desk.queue(), tmp_path / "messages.jsonl"
     for body in ("one", "two"):
         desk.send(queue, body)
@@ -247,7 +247,7 @@ def test_lines_are_appended_to_the_file(desk: Desk, tmp_path: Path) -> None:
     assert [document["body"] for document in documents(file)] == ["one", "two"]
 
 
-def test_file_with_an_incomplete_last_line_is_rejected(desk: Desk, tmp_path: Path) -> None:
+def test_file_with_an_incomplete_last_line_is_rejected(desk: CommandFixture, tmp_path: Path) -> None:
     queue, file = desk.queue(), tmp_path / "messages.jsonl"
     desk.send(queue, "one")
     file.write_text('{"body": "half', encoding="utf-8")
@@ -268,7 +268,7 @@ HAS_FULL_DISK = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there
         ("/nowhere/at/all", "No such file or directory"),
     ],
 )
-def test_message_that_cannot_be_written_stays_in_the_queue(desk: Desk, file: str, said: str) -> None:
+def test_message_that_cannot_be_written_stays_in_the_queue(desk: CommandFixture, file: str, said: str) -> None:
     queue = desk.queue()
     desk.send(queue, "one", "two")
     done = desk.run("receive", queue, "--all", "--complete", "--lines", file)
@@ -278,7 +278,7 @@ def test_message_that_cannot_be_written_stays_in_the_queue(desk: Desk, file: str
 
 
 @HAS_FULL_DISK
-def test_delete_loses_at_most_one_message_and_reports_it(desk: Desk) -> None:
+def test_delete_loses_at_most_one_message_and_reports_it(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.send(queue, "one", "two")
     done = desk.run("receive", queue, "--delete", "--count", 2, "--lines", "/dev/full")
@@ -290,7 +290,7 @@ def test_delete_loses_at_most_one_message_and_reports_it(desk: Desk) -> None:
 # Closed and full outputs.
 
 
-def into_head(desk: Desk, *arguments: object) -> tuple[int, str, list[bytes]]:
+def into_head(desk: CommandFixture, *arguments: object) -> tuple[int, str, list[bytes]]:
     """Run `pairbus receive … | head -3`; return the exit status, standard error, and the output of head."""
     with desk.started("receive", *arguments) as process:
         shown = subprocess.run(
@@ -302,7 +302,7 @@ def into_head(desk: Desk, *arguments: object) -> tuple[int, str, list[bytes]]:
         return process.wait(PATIENCE_S), process.stderr.read().decode(), shown.splitlines()
 
 
-def bodies(desk: Desk, queue: str, count: int) -> list[bytes]:
+def bodies(desk: CommandFixture, queue: str, count: int) -> list[bytes]:
     return [message.body for message in desk.receive(queue, count, timedelta(seconds=1))]
 
 
@@ -310,7 +310,7 @@ NUMBERED = [f"{number:03}" for number in range(250)]
 THREE, REST = [one.encode() for one in NUMBERED[:3]], [one.encode() for one in NUMBERED[3:]]
 
 
-def test_complete_into_head_removes_what_head_printed_and_nothing_else(desk: Desk) -> None:
+def test_complete_into_head_removes_what_head_printed_and_nothing_else(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.send(queue, *NUMBERED)
     code, said, shown = into_head(desk, queue, "--all", "--complete", "--body")
@@ -321,7 +321,7 @@ def test_complete_into_head_removes_what_head_printed_and_nothing_else(desk: Des
     assert bodies(desk, queue, 250) == REST
 
 
-def test_complete_into_a_named_pipe_that_is_closed_removes_what_was_read(desk: Desk, tmp_path: Path) -> None:
+def test_complete_into_a_named_pipe_that_is_closed_removes_what_was_read(desk: CommandFixture, tmp_path: Path) -> None:
     queue, pipe = desk.queue(), tmp_path / "pipe"
     desk.send(queue, *NUMBERED)
     os.mkfifo(pipe)
@@ -335,7 +335,7 @@ def test_complete_into_a_named_pipe_that_is_closed_removes_what_was_read(desk: D
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports to the writer what was read")
-def test_complete_into_a_socket_that_is_closed_removes_what_was_read(desk: Desk) -> None:
+def test_complete_into_a_socket_that_is_closed_removes_what_was_read(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.send(queue, *NUMBERED)
     reader, writer = socket.socketpair()
@@ -350,7 +350,7 @@ def test_complete_into_a_socket_that_is_closed_removes_what_was_read(desk: Desk)
     assert (read.split(), len(left) >= len(REST), {*read.split(), *left}) == (THREE, True, {*THREE, *REST})
 
 
-def test_output_that_was_closed_before_the_command_started_is_status_141(desk: Desk) -> None:
+def test_output_that_was_closed_before_the_command_started_is_status_141(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.send(queue, "one")
     command = f'exec "{sys.executable}" -m pairbus receive {queue} --complete --body >&-'
@@ -359,7 +359,7 @@ def test_output_that_was_closed_before_the_command_started_is_status_141(desk: D
     assert desk.count(queue) == 1
 
 
-def test_abandon_into_head_leaves_everything(desk: Desk) -> None:
+def test_abandon_into_head_leaves_everything(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.send(queue, *NUMBERED)
     code, said, shown = into_head(desk, queue, "--count", 250, "--body")
@@ -368,7 +368,7 @@ def test_abandon_into_head_leaves_everything(desk: Desk) -> None:
     assert bodies(desk, queue, 250) == THREE + REST
 
 
-def test_delete_into_head_loses_at_most_one_message(desk: Desk) -> None:
+def test_delete_into_head_loses_at_most_one_message(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.send(queue, *NUMBERED)
     code, said, shown = into_head(desk, queue, "--all", "--delete", "--body")
@@ -378,7 +378,7 @@ def test_delete_into_head_loses_at_most_one_message(desk: Desk) -> None:
 
 
 @HAS_FULL_DISK
-def test_complete_onto_a_full_disk_removes_nothing(desk: Desk) -> None:
+def test_complete_onto_a_full_disk_removes_nothing(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.send(queue, *NUMBERED)
     arguments = ("receive", queue, "--all", "--complete", "--body")
@@ -392,7 +392,7 @@ def test_complete_onto_a_full_disk_removes_nothing(desk: Desk) -> None:
     assert bodies(desk, queue, 250) == THREE + REST
 
 
-def test_ctrl_c_completes_read_messages_and_abandons_the_rest(desk: Desk) -> None:
+def test_ctrl_c_completes_read_messages_and_abandons_the_rest(desk: CommandFixture) -> None:
     """The reader stops reading without closing the pipe, as a pager does."""
     queue = desk.queue()
     desk.send(queue, *NUMBERED)
@@ -411,7 +411,9 @@ def test_ctrl_c_completes_read_messages_and_abandons_the_rest(desk: Desk) -> Non
 
 
 @STOPS
-def test_ctrl_c_and_sigterm_abandon_locked_messages(desk: Desk, number: signal.Signals, expected: int) -> None:
+def test_ctrl_c_and_sigterm_abandon_locked_messages(
+    desk: CommandFixture, number: signal.Signals, expected: int
+) -> None:
     queue = desk.queue()
     desk.send(queue, "one")
     with desk.started("receive", queue, "--count", 2, "--wait", "60s", "--body") as process:
@@ -428,7 +430,7 @@ def test_ctrl_c_and_sigterm_abandon_locked_messages(desk: Desk, number: signal.S
 @pytest.mark.slow
 @pytest.mark.parametrize("lines", [1, 300, 2_000])
 def test_killed_at_any_point_each_message_is_in_the_file_or_in_the_queue(
-    desk: Desk, tmp_path: Path, lines: int
+    desk: CommandFixture, tmp_path: Path, lines: int
 ) -> None:
     queue, file = desk.queue(lock_duration=timedelta(seconds=5)), tmp_path / "messages.jsonl"
     desk.send(queue, *(f"{number:05}" + "x" * 500 for number in range(5_000)))
@@ -443,7 +445,7 @@ def test_killed_at_any_point_each_message_is_in_the_file_or_in_the_queue(
 
 
 @pytest.mark.slow
-def test_messages_written_but_not_removed_are_reported(desk: Desk, tmp_path: Path) -> None:
+def test_messages_written_but_not_removed_are_reported(desk: CommandFixture, tmp_path: Path) -> None:
     """The namespace stops while the output waits for its reader."""
     queue, pipe = desk.queue(), tmp_path / "pipe"
     desk.send(queue, "x" * 200_000)  # more than a pipe holds
@@ -463,7 +465,7 @@ def test_messages_written_but_not_removed_are_reported(desk: Desk, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_slow_reader_loses_nothing(desk: Desk) -> None:
+def test_slow_reader_loses_nothing(desk: CommandFixture) -> None:
     """A message is still locked when it is removed long after it was printed."""
     lock_s = 15
     queue = desk.queue(lock_duration=timedelta(seconds=lock_s))
@@ -479,7 +481,7 @@ def test_slow_reader_loses_nothing(desk: Desk) -> None:
 
 
 @pytest.mark.slow
-def test_terminal_shows_a_bar_and_a_hint_on_abandoned_messages(desk: Desk, tmp_path: Path) -> None:
+def test_terminal_shows_a_bar_and_a_hint_on_abandoned_messages(desk: CommandFixture, tmp_path: Path) -> None:
     queue = desk.queue()
     desk.send(queue, *("x" for _ in range(500)))
     shown = seen("receive", queue, "--all", "--complete", "--wait", "1s", "--lines", tmp_path / "messages", desk=desk)
@@ -488,7 +490,7 @@ def test_terminal_shows_a_bar_and_a_hint_on_abandoned_messages(desk: Desk, tmp_p
     assert seen("receive", queue, desk=desk) == "abandoned; add --complete to remove received messages\r\n"
 
 
-def seen(*arguments: object, desk: Desk) -> str:
+def seen(*arguments: object, desk: CommandFixture) -> str:
     """Return what a command prints to a terminal on standard error."""
     ours, theirs = pty.openpty()
     parts = []
@@ -521,7 +523,9 @@ def seen(*arguments: object, desk: Desk) -> str:
         (("--body", "--lines", "x"), "remove --body"),
     ],
 )
-def test_invalid_arguments_print_one_line_and_exit_with_2(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_print_one_line_and_exit_with_2(
+    desk: CommandFixture, arguments: tuple[str, ...], said: str
+) -> None:
     done = desk.run("receive", "orders", *arguments)
     assert (done.code, done.stdout) == (2, "")
     assert said in done.reason
@@ -539,13 +543,15 @@ def test_invalid_arguments_print_one_line_and_exit_with_2(desk: Desk, arguments:
         ("events", " of its subscriptions, events/Subscriptions/NAME"),
     ],
 )
-def test_missing_entity_exits_with_1_and_names_the_given_path(desk: Desk, command: str, path: str, said: str) -> None:
+def test_missing_entity_exits_with_1_and_names_the_given_path(
+    desk: CommandFixture, command: str, path: str, said: str
+) -> None:
     done = desk.run(command, path)
     assert (done.code, done.stdout) == (1, "")
     assert said in done.reason
 
 
-def test_locked_session_exits_with_1(desk: Desk) -> None:
+def test_locked_session_exits_with_1(desk: CommandFixture) -> None:
     queue = desk.queue(requires_session=True)
     with MessagingFactory.from_connection_string(desk.namespace.connection_string) as factory:
         factory.accept_message_session(queue, "mine")

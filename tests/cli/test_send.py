@@ -15,7 +15,7 @@ import pytest
 
 from pairbus.broker import Right
 from pairbus.wire import Int
-from tests.cli.everyday import Desk, interrupt
+from tests.cli.everyday import CommandFixture, interrupt
 from tests.cli.test_cli import PAIRBUS, PATIENCE_S
 from tests.cli.test_pair import unused_address, with_key
 from tests.waiting import eventually
@@ -32,27 +32,27 @@ def lines_file(folder: Path, *documents: Any) -> Path:
 # Single messages.
 
 
-def test_body_option_is_the_body(desk: Desk) -> None:
+def test_body_option_is_the_body(desk: CommandFixture) -> None:
     queue = desk.queue()
     assert desk.spoken("send", queue, "--body", "one espresso") == f"1 message sent to '{queue}'\n"
     assert desk.receive(queue)[0].body == b"one espresso"
 
 
 @pytest.mark.parametrize("arguments", [(), ("--file", "-")], ids=["nothing said", "-"])
-def test_standard_input_is_the_body_to_its_last_byte(desk: Desk, arguments: tuple[str, ...]) -> None:
+def test_standard_input_is_the_body_to_its_last_byte(desk: CommandFixture, arguments: tuple[str, ...]) -> None:
     queue = desk.queue()
     desk.spoken("send", queue, *arguments, stdin=b"\xff\x00 one\n")
     assert desk.receive(queue)[0].body == b"\xff\x00 one\n"
 
 
-def test_file_option_is_the_body(desk: Desk, tmp_path: Path) -> None:
+def test_file_option_is_the_body(desk: CommandFixture, tmp_path: Path) -> None:
     queue = desk.queue()
     (tmp_path / "body").write_bytes(bytes(range(256)))
     desk.spoken("send", queue, "--file", tmp_path / "body")
     assert desk.receive(queue)[0].body == bytes(range(256))
 
 
-def test_options_set_the_fields_of_the_message(desk: Desk) -> None:
+def test_options_set_the_fields_of_the_message(desk: CommandFixture) -> None:
     queue = desk.queue(requires_session=False)
     options = {
         "--message-id": "order-1",
@@ -94,7 +94,7 @@ def test_options_set_the_fields_of_the_message(desk: Desk) -> None:
     )
 
 
-def test_schedule_option_schedules_the_message(desk: Desk) -> None:
+def test_schedule_option_schedules_the_message(desk: CommandFixture) -> None:
     queue = desk.queue()
     desk.spoken("send", queue, "--body", "x", "--schedule", "1h")
     desk.spoken("send", queue, "--body", "x", "--schedule", "2090-01-02T03:04:05Z")
@@ -104,17 +104,17 @@ def test_schedule_option_schedules_the_message(desk: Desk) -> None:
     assert timedelta(minutes=59) < due <= timedelta(hours=1)
 
 
-def test_json_option_prints_one_object(desk: Desk) -> None:
+def test_json_option_prints_one_object(desk: CommandFixture) -> None:
     queue = desk.queue()
     assert json.loads(desk.spoken("send", queue, "--body", "x", "--json")) == {"entity": queue, "sent": 1}
 
 
-def test_send_to_a_topic(desk: Desk) -> None:
+def test_send_to_a_topic(desk: CommandFixture) -> None:
     desk.spoken("send", "events", "--body", "to all")
     assert desk.receive("events/Subscriptions/audit")[0].body == b"to all"
 
 
-def test_entity_path_of_the_connection_string_is_the_default(desk: Desk, tmp_path: Path) -> None:
+def test_entity_path_of_the_connection_string_is_the_default(desk: CommandFixture, tmp_path: Path) -> None:
     queue = desk.queue()
     file = tmp_path / "connection.txt"
     file.write_text(f"{desk.namespace.connection_string};EntityPath={queue}\n", encoding="utf-8")
@@ -125,13 +125,13 @@ def test_entity_path_of_the_connection_string_is_the_default(desk: Desk, tmp_pat
 # Files of messages.
 
 
-def test_count_option_sends_messages_with_distinct_ids(desk: Desk) -> None:
+def test_count_option_sends_messages_with_distinct_ids(desk: CommandFixture) -> None:
     queue = desk.queue(requires_duplicate_detection=True)
     assert desk.spoken("send", queue, "--body", "x", "--count", 10_000) == f"10,000 messages sent to '{queue}'\n"
     assert desk.count(queue) == 10_000
 
 
-def test_lines_option_sends_the_messages_of_a_file(desk: Desk, tmp_path: Path) -> None:
+def test_lines_option_sends_the_messages_of_a_file(desk: CommandFixture, tmp_path: Path) -> None:
     queue = desk.queue()
     file = lines_file(tmp_path, {"body": "one", "label": "a"}, "", {"body_base64": "/w==", "message_id": "2"})
     assert desk.spoken("send", queue, "--lines", file) == f"2 messages sent to '{queue}'\n"
@@ -139,7 +139,7 @@ def test_lines_option_sends_the_messages_of_a_file(desk: Desk, tmp_path: Path) -
     assert (one.body, one.label, two.body, two.message_id) == (b"one", "a", b"\xff", "2")
 
 
-def test_invalid_line_is_reported_before_any_message_is_sent(desk: Desk, tmp_path: Path) -> None:
+def test_invalid_line_is_reported_before_any_message_is_sent(desk: CommandFixture, tmp_path: Path) -> None:
     queue = desk.queue()
     documents = [{"body": "x" * 100}] * 20_000  # more than is read at a time
     file = lines_file(tmp_path, *documents, {"boddy": 1})
@@ -149,14 +149,14 @@ def test_invalid_line_is_reported_before_any_message_is_sent(desk: Desk, tmp_pat
     assert desk.count(queue) == 0
 
 
-def test_from_line_option_resumes_a_file(desk: Desk, tmp_path: Path) -> None:
+def test_from_line_option_resumes_a_file(desk: CommandFixture, tmp_path: Path) -> None:
     queue = desk.queue()
     file = lines_file(tmp_path, *({"body": str(number)} for number in range(1, 6)))
     desk.spoken("send", queue, "--lines", file, "--from-line", 4)
     assert [message.body for message in desk.receive(queue, 2)] == [b"4", b"5"]
 
 
-def test_new_ids_option_avoids_duplicates(desk: Desk, tmp_path: Path) -> None:
+def test_new_ids_option_avoids_duplicates(desk: CommandFixture, tmp_path: Path) -> None:
     queue = desk.queue(requires_duplicate_detection=True)
     file = lines_file(tmp_path, {"message_id": "1"}, {"message_id": "1"})
     desk.spoken("send", queue, "--lines", file)
@@ -165,12 +165,12 @@ def test_new_ids_option_avoids_duplicates(desk: Desk, tmp_path: Path) -> None:
     assert desk.count(queue) == 3
 
 
-def test_empty_file_of_lines_sends_nothing(desk: Desk, tmp_path: Path) -> None:
+def test_empty_file_of_lines_sends_nothing(desk: CommandFixture, tmp_path: Path) -> None:
     queue = desk.queue()
     assert desk.spoken("send", queue, "--lines", lines_file(tmp_path)) == f"0 messages sent to '{queue}'\n"
 
 
-def test_rejection_half_way_names_the_lines(desk: Desk, tmp_path: Path) -> None:
+def test_rejection_half_way_names_the_lines(desk: CommandFixture, tmp_path: Path) -> None:
     queue = desk.queue()
     small = [{"body": "x" * 1000}] * 300
     file = lines_file(tmp_path, *small, {"body": "x" * 300_000}, *small)
@@ -185,7 +185,7 @@ def test_rejection_half_way_names_the_lines(desk: Desk, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lines_of_a_pipe_are_sent_as_they_arrive(desk: Desk) -> None:
+def test_lines_of_a_pipe_are_sent_as_they_arrive(desk: CommandFixture) -> None:
     queue = desk.queue()
     with desk.started("send", queue, "--lines", "-", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -207,7 +207,7 @@ STOPS = pytest.mark.parametrize(
 
 @STOPS
 def test_ctrl_c_and_sigterm_stop_send_while_it_waits_for_input(
-    desk: Desk, number: signal.Signals, expected: int
+    desk: CommandFixture, number: signal.Signals, expected: int
 ) -> None:
     queue = desk.queue()
     with desk.started("send", queue, "--lines", "-", stdin=subprocess.PIPE) as process:
@@ -222,7 +222,7 @@ def test_ctrl_c_and_sigterm_stop_send_while_it_waits_for_input(
     assert complaints in {"pairbus: stopped: 1 sent\n", f"pairbus: stopped: {unheard}\n"}
 
 
-def test_sigterm_stops_send_that_ignores_sigint(desk: Desk) -> None:
+def test_sigterm_stops_send_that_ignores_sigint(desk: CommandFixture) -> None:
     """Shells make background commands of a script ignore SIGINT; SIGTERM must still work."""
     queue = desk.queue()
     ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}
@@ -236,7 +236,7 @@ def test_sigterm_stops_send_that_ignores_sigint(desk: Desk) -> None:
     assert complaints.startswith("pairbus: stopped: ")
 
 
-def test_terminal_input_prompts_for_a_body_and_can_be_interrupted(desk: Desk) -> None:
+def test_terminal_input_prompts_for_a_body_and_can_be_interrupted(desk: CommandFixture) -> None:
     ours, theirs = pty.openpty()
     try:
         with desk.started("send", "orders", stdin=theirs) as process:
@@ -290,28 +290,30 @@ def test_terminal_input_prompts_for_a_body_and_can_be_interrupted(desk: Desk) ->
         (("q", "--connection", "x" * 5_000, "--body", "x"), "--connection is not a connection string"),
     ],
 )
-def test_invalid_arguments_print_one_line_and_exit_with_2(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_print_one_line_and_exit_with_2(
+    desk: CommandFixture, arguments: tuple[str, ...], said: str
+) -> None:
     done = desk.run("send", *arguments)
     assert (done.code, done.stdout) == (2, "")
     assert said in done.reason
 
 
 @pytest.mark.parametrize("count", [1, 1_000])
-def test_missing_entity_exits_with_1(desk: Desk, count: int) -> None:
+def test_missing_entity_exits_with_1(desk: CommandFixture, count: int) -> None:
     done = desk.run("send", "nowhere", "--body", "x", "--count", count)
     assert done.code == 1
     assert "there is no queue or topic 'nowhere'" in done.reason
     assert done.reason.endswith("; nothing was sent")
 
 
-def test_invalid_number_is_described_plainly(desk: Desk) -> None:
+def test_invalid_number_is_described_plainly(desk: CommandFixture) -> None:
     for given, said in (("x", "must be a whole number"), ("0", "must be at least 1")):
         done = desk.run("send", "q", "--body", "x", "--count", given)
         assert (done.code, done.stdout) == (2, "")
         assert f"Invalid value for '--count': {said}" in done.stderr
 
 
-def test_from_line_beyond_the_file_exits_with_2(desk: Desk, tmp_path: Path) -> None:
+def test_from_line_beyond_the_file_exits_with_2(desk: CommandFixture, tmp_path: Path) -> None:
     file = lines_file(tmp_path, {"body": "one"})
     done = desk.run("send", desk.queue(), "--lines", file, "--from-line", 99)
     assert (done.code, done.stdout) == (2, "")
@@ -321,14 +323,16 @@ def test_from_line_beyond_the_file_exits_with_2(desk: Desk, tmp_path: Path) -> N
 # The connection string.
 
 
-def test_output_of_serve_is_accepted_as_connection_file(desk: Desk, tmp_path: Path) -> None:
+def test_output_of_serve_is_accepted_as_connection_file(desk: CommandFixture, tmp_path: Path) -> None:
     queue, file = desk.queue(), tmp_path / "contoso.txt"
     file.write_text(f"namespace: contoso\nports: 5672\n{desk.namespace.connection_string}\n", encoding="utf-8")
     assert "1 message sent" in desk.spoken("send", queue, "--connection", f"@{file}", "--body", "x")
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, "got 0 of 2 lines"), (2, "got 2 of 4 lines")])
-def test_connection_file_must_have_one_connection_string(desk: Desk, tmp_path: Path, count: int, said: str) -> None:
+def test_connection_file_must_have_one_connection_string(
+    desk: CommandFixture, tmp_path: Path, count: int, said: str
+) -> None:
     file = tmp_path / "contoso.txt"
     file.write_text("\n".join(["one", "two", *[desk.namespace.connection_string] * count]), encoding="utf-8")
     done = desk.run("send", "q", "--connection", f"@{file}", "--body", "x")
@@ -341,7 +345,7 @@ def test_connection_file_must_have_one_connection_string(desk: Desk, tmp_path: P
 
 
 @pytest.fixture
-def secure(desk: Desk, tmp_path: Path) -> str:
+def secure(desk: CommandFixture, tmp_path: Path) -> str:
     """The connection string of the namespace with TLS."""
     file = tmp_path / "secure.txt"
     file.write_text(desk.namespace.connection_string.replace("UseDevelopmentEmulator=true;", ""), encoding="utf-8")
@@ -349,7 +353,9 @@ def secure(desk: Desk, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("arguments", [("send", "orders", "--body", "x"), ("entities", "list")], ids=["AMQP", "HTTP"])
-def test_untrusted_certificate_error_names_ssl_cert_file(desk: Desk, secure: str, arguments: tuple[str, ...]) -> None:
+def test_untrusted_certificate_error_names_ssl_cert_file(
+    desk: CommandFixture, secure: str, arguments: tuple[str, ...]
+) -> None:
     done = desk.run(*arguments, "--connection", secure)
     assert done.code == 1
     assert "its certificate is not trusted (" in done.reason
@@ -358,7 +364,7 @@ def test_untrusted_certificate_error_names_ssl_cert_file(desk: Desk, secure: str
     assert "ca_file" not in done.reason
 
 
-def test_ssl_cert_file_makes_the_certificate_trusted(desk: Desk, secure: str) -> None:
+def test_ssl_cert_file_makes_the_certificate_trusted(desk: CommandFixture, secure: str) -> None:
     """Run in a separate process, because trusted certificates are read once."""
     command = [*PAIRBUS, "send", desk.queue(), "--connection", secure, "--body", "x"]
     environment = desk.environment | {"SSL_CERT_FILE": str(desk.namespace.ca_file)}
@@ -374,7 +380,7 @@ def test_ssl_cert_file_makes_the_certificate_trusted(desk: Desk, secure: str) ->
     ],
 )
 def test_invalid_ssl_cert_file_is_rejected(
-    desk: Desk, secure: str, tmp_path: Path, content: str | None, said: str
+    desk: CommandFixture, secure: str, tmp_path: Path, content: str | None, said: str
 ) -> None:
     file = tmp_path / "ca.pem"
     if content is not None:
@@ -384,14 +390,14 @@ def test_invalid_ssl_cert_file_is_rejected(
     assert said.format(file=file) in done.reason
 
 
-def test_too_large_message_exits_with_1(desk: Desk, tmp_path: Path) -> None:
+def test_too_large_message_exits_with_1(desk: CommandFixture, tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(os.urandom(300_000))
     done = desk.run("send", desk.queue(), "--file", tmp_path / "large")
     assert done.code == 1
     assert "262,144" in done.reason or "262144" in done.reason
 
 
-def test_key_is_never_printed(desk: Desk) -> None:
+def test_key_is_never_printed(desk: CommandFixture) -> None:
     queue = desk.queue()
     listener = with_key(desk.namespace, Right.LISTEN)
     wrong = desk.namespace.connection_string.replace(desk.namespace.key, desk.namespace.key[::-1])
@@ -405,7 +411,7 @@ def test_key_is_never_printed(desk: Desk) -> None:
 
 
 @pytest.mark.slow
-def test_unreachable_namespace_is_reported_soon(desk: Desk) -> None:
+def test_unreachable_namespace_is_reported_soon(desk: CommandFixture) -> None:
     with unused_address() as text:
         done = desk.run("send", "q", "--connection", text, "--body", "x")
     assert done.code == 1
@@ -415,7 +421,7 @@ def test_unreachable_namespace_is_reported_soon(desk: Desk) -> None:
 
 
 @pytest.mark.slow
-def test_namespace_lost_half_way_prints_the_line_to_resume_from(desk: Desk, tmp_path: Path) -> None:
+def test_namespace_lost_half_way_prints_the_line_to_resume_from(desk: CommandFixture, tmp_path: Path) -> None:
     queue = desk.queue()
     file = lines_file(tmp_path, *({"body": f"{number:06}" + "x" * 2_000} for number in range(20_000)))
     with desk.started("send", queue, "--lines", file) as process:

@@ -40,7 +40,7 @@ class Thing:
         return self.locked_until is not None and self.locked_until > now()
 
 
-class Book:
+class RenewalLog:
     """Renews, and notes what was renewed when."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Book:
 
 def test_a3_lock_is_renewed_until_settled() -> None:
     async def scenario() -> None:
-        book = Book()
+        book = RenewalLog()
         renewer = LockRenewer(book.renew, LONG)
         thing = Thing("a")
         renewer.watch(thing)
@@ -85,7 +85,7 @@ def test_a3_lock_is_renewed_until_settled() -> None:
 @pytest.mark.parametrize("lock_s", [5, 60, 300])
 def test_a3_renewal_stops_after_longest_time(lock_s: float) -> None:
     async def scenario() -> None:
-        book = Book()
+        book = RenewalLog()
         renewer = LockRenewer(book.renew, LONG)
         thing = Thing("a", lock_s)
         renewer.watch(thing)
@@ -99,7 +99,7 @@ def test_a3_renewal_stops_after_longest_time(lock_s: float) -> None:
 
 def test_locks_due_together_are_renewed_with_one_request() -> None:
     async def scenario() -> None:
-        book = Book()
+        book = RenewalLog()
         renewer = LockRenewer(book.renew, LONG)
         for number in range(100):
             renewer.watch(Thing(str(number)))
@@ -112,7 +112,7 @@ def test_locks_due_together_are_renewed_with_one_request() -> None:
 
 def test_more_urgent_lock_is_renewed_first() -> None:
     async def scenario() -> None:
-        book = Book()
+        book = RenewalLog()
         renewer = LockRenewer(book.renew, LONG)
         slow = Thing("slow", 300)
         renewer.watch(slow)
@@ -130,7 +130,7 @@ def test_more_urgent_lock_is_renewed_first() -> None:
 
 def test_lost_lock_does_not_affect_others() -> None:
     async def scenario() -> None:
-        book = Book()
+        book = RenewalLog()
         book.lost.add("lost")
         renewer = LockRenewer(book.renew, LONG)
         things = [Thing(name) for name in ("a", "lost", "b")]
@@ -147,7 +147,7 @@ def test_lost_lock_does_not_affect_others() -> None:
 
 def test_transient_failure_is_retried_before_lock_ends() -> None:
     async def scenario() -> None:
-        book = Book()
+        book = RenewalLog()
         book.failure = MessagingCommunicationError("lost")
         renewer = LockRenewer(book.renew, LONG)
         thing = Thing("a")
@@ -166,7 +166,7 @@ def test_transient_failure_is_retried_before_lock_ends() -> None:
 
 def test_slow_renewal_does_not_delay_others() -> None:
     async def scenario() -> None:
-        book = Book()
+        book = RenewalLog()
         renewer = LockRenewer(book.renew, LONG)
         first, second = Thing("first"), Thing("second")
         renewer.watch(first)
@@ -183,7 +183,7 @@ def test_slow_renewal_does_not_delay_others() -> None:
 
 def test_unlocked_message_is_not_renewed() -> None:
     async def scenario() -> None:
-        book = Book()
+        book = RenewalLog()
         renewer = LockRenewer(book.renew, LONG)
         thing = Thing("a")
         thing.locked_until = None
@@ -197,7 +197,7 @@ def test_unlocked_message_is_not_renewed() -> None:
 
 def test_expired_lock_is_not_renewed_in_a_loop() -> None:
     async def scenario() -> None:
-        book = Book()
+        book = RenewalLog()
         book.failure = MessagingCommunicationError("lost")
         renewer = LockRenewer(book.renew, timedelta(seconds=60))
         renewer.watch(Thing("a", -100))
@@ -210,7 +210,7 @@ def test_expired_lock_is_not_renewed_in_a_loop() -> None:
 
 def test_close_cancels_running_renewal() -> None:
     async def scenario() -> None:
-        book = Book()
+        book = RenewalLog()
         book.takes_s = 1_000
         renewer = LockRenewer(book.renew, LONG)
         renewer.watch(Thing("a"))
@@ -225,7 +225,7 @@ def test_close_cancels_running_renewal() -> None:
 
 def test_closed_renewer_ignores_new_locks() -> None:
     async def scenario() -> None:
-        book = Book()
+        book = RenewalLog()
         renewer = LockRenewer(book.renew, LONG)
         await renewer.close()
         renewer.watch(Thing("a"))
@@ -256,7 +256,7 @@ class Lost:
 @pytest.mark.parametrize("skew_s", [-1_000.0, 0.0, 1_000.0])
 def test_known_lock_duration_is_measured_on_the_clock_of_the_loop(skew_s: float) -> None:
     async def scenario() -> None:
-        book = Book()
+        book = RenewalLog()
         renewer = LockRenewer(book.renew, LONG, lock_s=lambda: LOCK_S)
         renewer.watch(Thing("a", LOCK_S + skew_s))
         await asyncio.sleep(100)
@@ -268,7 +268,7 @@ def test_known_lock_duration_is_measured_on_the_clock_of_the_loop(skew_s: float)
 
 def test_expired_lock_is_reported_as_lost() -> None:
     async def scenario() -> None:
-        book, lost = Book(), Lost()
+        book, lost = RenewalLog(), Lost()
         book.failure = MessagingCommunicationError("lost")
         renewer = LockRenewer(book.renew, lock_s=lambda: LOCK_S, on_lost=lost.note)
         renewer.watch(Thing("a"))
@@ -287,7 +287,7 @@ def test_expired_lock_is_reported_as_lost() -> None:
 
 def test_shorter_lock_duration_moves_renewals_forward() -> None:
     async def scenario() -> None:
-        book = Book()
+        book = RenewalLog()
         lock_s = [LOCK_S]
         renewer = LockRenewer(book.renew, lock_s=lambda: lock_s[0])
         renewer.watch(Thing("early"))
@@ -304,7 +304,7 @@ def test_shorter_lock_duration_moves_renewals_forward() -> None:
 @pytest.mark.parametrize("is_adjacent", [False, True])
 def test_lost_locks_are_found_among_others(is_adjacent: bool) -> None:
     async def scenario() -> None:
-        book, lost = Book(), Lost()
+        book, lost = RenewalLog(), Lost()
         book.lost.update("efgh")
         renewer = LockRenewer(book.renew, lock_s=lambda: LOCK_S, on_lost=lost.note, lost_are_adjacent=is_adjacent)
         for name in "abcdefgh":
@@ -321,7 +321,7 @@ def test_lost_locks_are_found_among_others(is_adjacent: bool) -> None:
 
 def test_many_adjacent_lost_locks_take_few_requests() -> None:
     async def scenario() -> None:
-        book, lost = Book(), Lost()
+        book, lost = RenewalLog(), Lost()
         names = [str(number) for number in range(2_500)]
         book.lost.update(names)
         renewer = LockRenewer(book.renew, lock_s=lambda: LOCK_S, on_lost=lost.note, lost_are_adjacent=True)
@@ -337,7 +337,7 @@ def test_many_adjacent_lost_locks_take_few_requests() -> None:
 
 def test_locks_settled_elsewhere_are_not_lost() -> None:
     async def scenario() -> None:
-        book, lost = Book(), Lost()
+        book, lost = RenewalLog(), Lost()
         things = [Thing(name) for name in "abcd"]
 
         async def find_settled(asked: list[Thing]) -> None:
@@ -358,7 +358,7 @@ def test_locks_settled_elsewhere_are_not_lost() -> None:
 
 def test_error_that_is_no_lost_lock_is_retried_until_the_lock_expires() -> None:
     async def scenario() -> None:
-        book, lost = Book(), Lost()
+        book, lost = RenewalLog(), Lost()
         book.failure = MessagingError("entity deleted")
         renewer = LockRenewer(book.renew, lock_s=lambda: LOCK_S, on_lost=lost.note)
         renewer.watch(Thing("a"))

@@ -18,7 +18,7 @@ from tests.faults.world import OPERATION_S, ORDERS, VISITS, World
 WAIT: Final = timedelta(seconds=2)
 
 
-class Desk:
+class BusyFactory:
     """Senders and receivers of one factory that have been at work already, with something to do for each operation."""
 
     sender: MessageSender
@@ -35,7 +35,7 @@ class Desk:
         self.factory = factory
 
     @classmethod
-    async def open(cls, world: World, path: str = ORDERS) -> Desk:
+    async def open(cls, world: World, path: str = ORDERS) -> BusyFactory:
         desk = cls(world, world.factory())
         factory = desk.factory
         desk.sender = await factory.create_message_sender(path)
@@ -59,7 +59,7 @@ class Desk:
         return await self.factory.accept_message_session(VISITS, "alice", server_wait_time=WAIT)
 
 
-Operation = Callable[[Desk], Awaitable[object]]
+Operation = Callable[[BusyFactory], Awaitable[object]]
 
 OPERATIONS: Final[dict[str, Operation]] = {
     "send": lambda desk: desk.sender.send(BrokeredMessage(b"one")),

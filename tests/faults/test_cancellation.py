@@ -18,7 +18,7 @@ from pairbus.client.errors import (
 from pairbus.client.message import BrokeredMessage
 from pairbus.client.settings import ReceiveMode
 from tests.faults.fault import Fault, Kind, Way
-from tests.faults.operations import OPERATIONS, Desk, entity_of, limit_s
+from tests.faults.operations import OPERATIONS, BusyFactory, entity_of, limit_s
 from tests.faults.world import ORDERS, World, run
 from tests.thoroughness import THOROUGH
 
@@ -35,7 +35,7 @@ PROMPT_S: Final = 6.0
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operation_cancelled_at_any_step_leaves_the_client_unchanged(name: str, is_new: bool) -> None:
     async def scenario(world: World) -> None:
-        desk = await Desk.open(world)
+        desk = await BusyFactory.open(world)
         for step in range(0, STEPS, EACH):
             if is_new:
                 world.proxy.apply(Fault(kind=Kind.CUT))
@@ -110,7 +110,7 @@ def test_c17_factory_faulted_at_any_step_ends_pending_operations(name: str) -> N
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_factory_closed_during_an_outage_ends_pending_operations(name: str) -> None:
     async def scenario(world: World) -> None:
-        desk = await Desk.open(world)
+        desk = await BusyFactory.open(world)
         world.proxy.apply(Fault(kind=Kind.STALL, way=Way.BOTH))
         task = asyncio.create_task(_do(desk, name))
         await asyncio.sleep(20)
@@ -124,7 +124,7 @@ def test_factory_closed_during_an_outage_ends_pending_operations(name: str) -> N
 def test_close_that_is_cancelled_or_repeated_releases_everything(how: str) -> None:
     async def scenario(world: World) -> None:
         for step in range(0, STEPS, 2):
-            desk = await Desk.open(world)
+            desk = await BusyFactory.open(world)
             await desk.prefetching.receive(1, timedelta())
             closing = asyncio.create_task(desk.factory.close())
             await asyncio.sleep(step * STEP_S)
@@ -142,7 +142,7 @@ def test_close_that_is_cancelled_or_repeated_releases_everything(how: str) -> No
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_timeout_of_an_operation_is_respected(name: str) -> None:
     async def scenario(world: World) -> None:
-        desk = await Desk.open(world)
+        desk = await BusyFactory.open(world)
         world.proxy.apply(Fault(kind=Kind.STALL, way=Way.BOTH))
         start_s = world.loop.time()
         with pytest.raises(TimeoutError) as caught:
@@ -155,7 +155,7 @@ def test_timeout_of_an_operation_is_respected(name: str) -> None:
 
 
 async def _close_at(world: World, name: str, step: int, *, is_fault: bool) -> None:
-    desk = await Desk.open(world)
+    desk = await BusyFactory.open(world)
     world.proxy.apply(Fault(kind=Kind.CUT))
     task = asyncio.create_task(_do(desk, name))
     await asyncio.sleep(step * STEP_S)
@@ -176,5 +176,5 @@ async def _expect_closed(world: World, task: asyncio.Task[object], name: str) ->
         assert error.entity in {entity_of(name), None}  # noqa: PT017
 
 
-async def _do(desk: Desk, name: str) -> object:
+async def _do(desk: BusyFactory, name: str) -> object:
     return await OPERATIONS[name](desk)

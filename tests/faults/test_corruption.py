@@ -11,7 +11,7 @@ import pytest
 from pairbus.client.errors import MessagingError
 from pairbus.client.message import BrokeredMessage
 from tests.faults.fault import Fault, Kind, Schedule, Way
-from tests.faults.operations import OPERATIONS, Desk, limit_s
+from tests.faults.operations import OPERATIONS, BusyFactory, limit_s
 from tests.faults.world import OPERATION_S, World, run
 
 QUICK: Final = range(40)
@@ -28,7 +28,7 @@ def _corrupted(seed: int) -> None:
     names = random.choices(list(OPERATIONS), k=8)
 
     async def scenario(world: World) -> None:
-        desk = await Desk.open(world)
+        desk = await BusyFactory.open(world)
         world.proxy.misbehave(Schedule(faults=faults))
         world.proxy.apply(Fault(kind=Kind.CORRUPT, way=Way.DOWN))
         for name in names:
@@ -60,5 +60,5 @@ def test_e3_more_invalid_data_from_a_namespace_raises_a_messaging_error(hundred:
         _corrupted(seed)
 
 
-async def _do(desk: Desk, name: str) -> object:
+async def _do(desk: BusyFactory, name: str) -> object:
     return await OPERATIONS[name](desk)

@@ -20,7 +20,7 @@ from pairbus.client.errors import (
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.message import BrokeredMessage
 from tests.faults.fault import Fault, Kind, Outage, Schedule, Way
-from tests.faults.operations import OPERATIONS, RECEIVING, Desk, entity_of, limit_s
+from tests.faults.operations import OPERATIONS, RECEIVING, BusyFactory, entity_of, limit_s
 from tests.faults.world import OPERATION_S, ORDERS, UNIQUE, World, check_error, run
 
 LONGEST_BACKOFF_S: Final = 10.0
@@ -100,7 +100,7 @@ DONE_ALREADY: Final = {(name, "dumb") for name in SETTLING}
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_b4_operation_fails_only_after_its_timeout_with_the_last_error(name: str, trouble: str) -> None:
     async def scenario(world: World) -> None:
-        desk = await Desk.open(world)
+        desk = await BusyFactory.open(world)
         TROUBLES[trouble](world)
         await asyncio.sleep(0.01)
         try:
@@ -119,7 +119,7 @@ def test_b4_operation_fails_only_after_its_timeout_with_the_last_error(name: str
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_b4_operation_survives_an_outage_shorter_than_its_timeout(name: str, trouble: str) -> None:
     async def scenario(world: World) -> None:
-        desk = await Desk.open(world)
+        desk = await BusyFactory.open(world)
         TROUBLES[trouble](world)
         await asyncio.sleep(0.01)
 
@@ -144,7 +144,7 @@ def test_b4_operation_survives_an_outage_shorter_than_its_timeout(name: str, tro
 @pytest.mark.parametrize("way", list(Way))
 def test_silent_connection_is_replaced(name: str, way: Way) -> None:
     async def scenario(world: World) -> None:
-        desk = await Desk.open(world)
+        desk = await BusyFactory.open(world)
         world.proxy.apply(Fault(kind=Kind.STALL, way=way))
         try:
             await world.timed(name, _do(desk, name), limit_s(name))
@@ -161,7 +161,7 @@ def test_silent_connection_is_replaced(name: str, way: Way) -> None:
 @pytest.mark.parametrize("name", ["send", "receive", "peek"])
 def test_new_link_on_a_silent_connection_replaces_it(name: str) -> None:
     async def scenario(world: World) -> None:
-        desk = await Desk.open(world)
+        desk = await BusyFactory.open(world)
         world.proxy.apply(Fault(kind=Kind.STALL, way=Way.BOTH))
         desk.sender = await desk.factory.create_message_sender(UNIQUE)
         desk.receiver = await desk.factory.create_message_receiver(UNIQUE)
@@ -177,7 +177,7 @@ def test_first_operation_fails_in_time(name: str, trouble: str) -> None:
     async def scenario(world: World) -> None:
         TROUBLES[trouble](world)
         await asyncio.sleep(0.01)
-        desk = Desk(world, world.factory())
+        desk = BusyFactory(world, world.factory())
         desk.sender = await desk.factory.create_message_sender(ORDERS)
         desk.receiver = await desk.factory.create_message_receiver(ORDERS)
         with pytest.raises(MessagingTimeoutError) as caught:
@@ -205,7 +205,7 @@ def test_unknown_host_is_unreachable() -> None:
 
 def test_a5_session_ends_with_its_connection_and_can_be_accepted_again() -> None:
     async def scenario(world: World) -> None:
-        desk = await Desk.open(world)
+        desk = await BusyFactory.open(world)
         session = await desk.accept()
         world.proxy.apply(Fault(kind=Kind.CUT))
         await asyncio.sleep(1)
@@ -222,7 +222,7 @@ def test_a5_session_ends_with_its_connection_and_can_be_accepted_again() -> None
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_factory_can_be_closed_while_the_namespace_is_down(trouble: str) -> None:
     async def scenario(world: World) -> None:
-        desk = await Desk.open(world)
+        desk = await BusyFactory.open(world)
         await desk.prefetching.receive(1)
         TROUBLES[trouble](world)
         await asyncio.sleep(0.01)
@@ -231,5 +231,5 @@ def test_factory_can_be_closed_while_the_namespace_is_down(trouble: str) -> None
     run(scenario)
 
 
-async def _do(desk: Desk, name: str) -> object:
+async def _do(desk: BusyFactory, name: str) -> object:
     return await OPERATIONS[name](desk)

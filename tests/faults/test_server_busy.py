@@ -11,7 +11,7 @@ import pytest
 from pairbus.client.errors import ServerBusyError
 from pairbus.client.message import BrokeredMessage
 from pairbus.client.receiver import MessageReceiver
-from tests.faults.operations import OPERATIONS, Desk, entity_of, limit_s
+from tests.faults.operations import OPERATIONS, BusyFactory, entity_of, limit_s
 from tests.faults.world import ORDERS, World, check_error, run
 
 BACKOFF_S: Final = 10.0
@@ -26,7 +26,7 @@ ASKING: Final = [
 @pytest.mark.parametrize("name", ASKING)
 def test_b2_busy_namespace_is_retried_after_at_least_ten_seconds(name: str) -> None:
     async def scenario(world: World) -> None:
-        desk = await Desk.open(world)
+        desk = await BusyFactory.open(world)
         world.namespace.busy_until_s = world.loop.time() + 25.0
         await world.timed(name, _do(desk, name), limit_s(name))
         assert len(_tries(world)) in {2, 3}
@@ -37,7 +37,7 @@ def test_b2_busy_namespace_is_retried_after_at_least_ten_seconds(name: str) -> N
 @pytest.mark.parametrize("name", ASKING)
 def test_b2_application_gets_the_error_of_a_busy_namespace(name: str) -> None:
     async def scenario(world: World) -> None:
-        desk = await Desk.open(world)
+        desk = await BusyFactory.open(world)
         world.namespace.busy_until_s = world.loop.time() + 10_000.0
         with pytest.raises(ServerBusyError) as caught:
             await world.timed(name, _do(desk, name), limit_s(name))
@@ -111,5 +111,5 @@ async def _next(receiver: MessageReceiver) -> bytes:
     raise AssertionError("there is always a next one")
 
 
-async def _do(desk: Desk, name: str) -> object:
+async def _do(desk: BusyFactory, name: str) -> object:
     return await OPERATIONS[name](desk)

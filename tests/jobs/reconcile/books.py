@@ -33,7 +33,7 @@ class Clock:
         return self.now_ms
 
 
-class Book:
+class RecordedNamespace:
     """The recorded events of one namespace."""
 
     def __init__(self, namespace: str, clock: Clock, ahead: timedelta = timedelta()) -> None:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Final
 
 from pairbus.ledger.events import LedgerEvent, Stage
-from tests.jobs.reconcile.books import Book, Clock
+from tests.jobs.reconcile.books import Clock, RecordedNamespace
 
 PRIMARY: Final = "contoso"
 SECONDARY: Final = "fabrikam"
@@ -56,8 +56,8 @@ class PairModel:
 
     def __init__(self, primary_ahead: timedelta = timedelta()) -> None:
         self.clock = Clock()
-        self.primary = Book(PRIMARY, self.clock, primary_ahead)
-        self.secondary = Book(SECONDARY, self.clock)
+        self.primary = RecordedNamespace(PRIMARY, self.clock, primary_ahead)
+        self.secondary = RecordedNamespace(SECONDARY, self.clock)
         self.primary.start()
         self.secondary.start()
         self.backlog = Place(BACKLOG)

@@ -16,7 +16,7 @@ from pairbus.jobs.reconcile.events import survey
 from pairbus.jobs.reconcile.reconciliation import read_since
 from pairbus.ledger.columns import LIVES
 from pairbus.ledger.events import LedgerEvent, LifecycleEvent, Stage
-from tests.jobs.reconcile.books import BEGIN, Book, lives_frame
+from tests.jobs.reconcile.books import BEGIN, RecordedNamespace, lives_frame
 from tests.jobs.reconcile.model import PairModel
 from tests.jobs.reconcile.test_reconcile import LIMIT_S, counts, reconciled
 
@@ -89,8 +89,8 @@ def _diverted(model: PairModel, hour: int) -> None:
     _receive(model, "returns")
 
 
-def book_of(model: PairModel, name: str) -> Book:
-    book: Book = getattr(model, name)
+def book_of(model: PairModel, name: str) -> RecordedNamespace:
+    book: RecordedNamespace = getattr(model, name)
     return book
 
 
@@ -100,7 +100,7 @@ ENDS_NOTHING = {LedgerEvent.STOPPED}
 """Its absence proves nothing: a ledger that is being written has none."""
 
 
-def removals(book: Book) -> Iterator[tuple[str, frozenset[int]]]:
+def removals(book: RecordedNamespace) -> Iterator[tuple[str, frozenset[int]]]:
     """Return ordinals: the first, a middle and the last event of each kind, and all events of some messages."""
     by_kind: dict[str, list[set[int]]] = {}
     by_message: dict[str, set[int]] = {}
@@ -131,7 +131,7 @@ def test_d4_removed_row_is_counted_as_absent(spark: SparkSession, side: str) -> 
     assert not _is_doubted(spark, book, book.lives)
 
 
-def _is_doubted(spark: SparkSession, book: Book, lives: Iterable[LifecycleEvent]) -> bool:
+def _is_doubted(spark: SparkSession, book: RecordedNamespace, lives: Iterable[LifecycleEvent]) -> bool:
     found = survey(lives_frame(spark, book.namespace, lives))
     return bool(found.absent) or found.is_cut_off
 
