@@ -389,6 +389,24 @@ def test_e5_sends_are_accepted_again_after_a_flood_has_passed_the_memory_thresho
         asyncio.run(exchange(process))
 
 
+@pytest.mark.slow
+@measured
+def test_e5_memory_stays_bounded_while_peers_come_faster_than_they_are_served(tmp_path: Path) -> None:
+    """Those that are gone when their turn comes must not be kept until then."""
+    with Served(tmp_path / "contoso") as process:
+        asyncio.run(prepare(process))
+        visit(process)
+        before = process.resident_bytes
+        for kind in [*HOSTILE][:30]:
+            data = HOSTILE[kind]()
+            with ExitStack() as stack:
+                for _ in range(CONNECTIONS):
+                    say(stack.enter_context(process.connect()), data)
+                asyncio.run(exchange(process))
+                assert process.resident_bytes - before < AT_ONCE_BYTES + COMES_BACK_BYTES, kind
+        eventually(lambda: process.resident_bytes - before < COMES_BACK_BYTES)
+
+
 # Peers that send a byte at a time.
 
 

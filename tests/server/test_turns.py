@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -64,9 +65,8 @@ def test_new_peer_is_served_during_the_pause_of_heavy_senders() -> None:
         loop = asyncio.get_running_loop()
         turns = Turns(loop)
         served: list[str] = []
-        greedy = share_of(1_000_000, loop.time())
         for _ in range(3):
-            turns.take(greedy, lambda: served.append("greedy"))
+            turns.take(share_of(1_000_000, loop.time()), lambda: served.append("greedy"))
         for _ in range(5):
             await asyncio.sleep(0)
         assert served == ["greedy"], "the next one waits, and the loop can rest"
@@ -95,3 +95,34 @@ def test_turn_requested_within_a_turn_queues_behind_waiting_peers() -> None:
         assert served == ["again", "other", "again", "again"]
 
     asyncio.run(scenario())
+
+
+def test_peer_that_is_gone_is_neither_served_nor_kept_in_memory() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        turns = Turns(loop)
+        served: list[str] = []
+        turns.take(Share(), lambda: served.append("first"))
+        gone = [share_of(size, loop.time()) for size in range(1_000)]
+        held = [weakref.ref(Held(turns, share)) for share in gone]
+        turns.take(stays := share_of(10_000, loop.time()), lambda: served.append("last"))
+        for share in gone:
+            turns.drop(share)
+        assert not any(reference() for reference in held)
+        assert len(turns) == 1
+        assert len(turns._queue) < 100, "the places of peers that are gone are few"
+        await served_all(turns)
+        turns.drop(stays)
+        assert served == ["first", "last"]
+
+    asyncio.run(scenario())
+
+
+class Held:
+    """What is held for a peer that waits."""
+
+    def __init__(self, turns: Turns, share: Share) -> None:
+        turns.take(share, self.serve)
+
+    def serve(self) -> None:
+        pytest.fail("the peer is gone")

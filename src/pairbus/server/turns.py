@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
 
@@ -21,6 +21,9 @@ _PAUSE_S: Final = 0.005
 
 _LONGEST_REST_S: Final = 0.1
 """The longest time that a client waits after a turn that was too long."""
+
+_MOST_EMPTY: Final = 64
+"""Empty places in the queue that are left until its next turns, however short it is."""
 
 Work = Callable[[], object]
 
@@ -52,7 +55,9 @@ class Turns:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: list[tuple[float, int, Work]] = []
+        self._waiting: dict[Share, Work] = {}
+        self._queue: list[tuple[float, int, Share]] = []
+        """The order in which peers are served. The places of those that do not wait any more are empty."""
         self._numbers = count()
         self._is_taken = False
         """True if the turn of this pass is taken."""
@@ -69,20 +74,29 @@ class Turns:
 
     def take(self, share: Share, work: Work) -> None:
         """Do a short piece of work for an unproven peer: now if the turn is free, otherwise when its turn comes."""
-        heappush(self._waiting, (share.at(self._loop.time()), next(self._numbers), work))
+        self._waiting[share] = work
+        heappush(self._queue, (share.at(self._loop.time()), next(self._numbers), share))
         if not self._is_taken:
             self._serve()
 
+    def drop(self, share: Share) -> None:
+        """Forget the work of a peer that is gone: it would keep all that is held for the peer until its turn."""
+        if self._waiting.pop(share, None) is not None and len(self._queue) > 2 * len(self._waiting) + _MOST_EMPTY:
+            self._queue = [place for place in self._queue if place[2] in self._waiting]
+            heapify(self._queue)
+
     def _serve(self) -> None:
         """Serve the peer that has sent least, if it may be served now."""
-        if not self._waiting or (self._pause is not None and self._waiting[0][0] > _MODEST_BYTES):
+        while self._queue and self._queue[0][2] not in self._waiting:
+            heappop(self._queue)
+        if not self._queue or (self._pause is not None and self._queue[0][0] > _MODEST_BYTES):
             return
-        level, _, work = heappop(self._waiting)
+        level, _, share = heappop(self._queue)
         if level > _MODEST_BYTES:
             self._pause = self._loop.call_later(_PAUSE_S, self._end_pause)
         self._is_taken = True
         self._loop.call_soon(self._pass)
-        work()
+        self._waiting.pop(share)()
 
     def _pass(self) -> None:
         self._is_taken = False

@@ -364,6 +364,7 @@ class ServerConnection:
         self._is_lost = True
         self._services.connections.discard(self)
         self._services.unproven.discard(self)
+        self._services.turns.drop(self._probation.share)
         self._services.note_released(self._received_bytes)
         self.counters.connections[self._protocol] -= 1
         for timer in (self._heartbeat, self._expiry, self._opening, self._abort_timer):

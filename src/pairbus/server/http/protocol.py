@@ -339,6 +339,7 @@ class HttpProtocol(H11Protocol):
             deadline.close()  # a cycle would keep the connection in memory until garbage collection
         if self._services is not None:
             self._services.unproven.discard(self)
+            self._services.turns.drop(self._share)
             self._services.addresses.discard(self.transport)
             self._services.note_released(self._received_bytes)
         super().connection_lost(exc)
@@ -453,6 +454,7 @@ class StreamingWebSocket(WebSocketsSansIOProtocol):
         self.conn.reader.buffer.clear()  # its parser would keep it until garbage collection
         self.on_held = lambda _size_bytes: None
         if self._services is not None:
+            self._services.turns.drop(self._share)
             self._services.addresses.discard(self.transport)
         super().connection_lost(exc)
 
