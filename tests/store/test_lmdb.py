@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -300,4 +301,27 @@ def test_lmdb_never_writes_to_a_page_that_a_read_still_sees(path: Path) -> None:
         # The commit has ended, but the snapshot of the reads is still open.
         assert {key: raw[4:] for key, raw in held.cursor()} == state
         state = {key: value for key, value in (state | batch).items() if value is not None}
+    store.close()
+
+
+def test_commit_beside_many_leaves_that_are_nearly_empty_reads_few_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Appended records leave such leaves behind. Only those are checked that LMDB can get to."""
+    path = tmp_path / "data.mdb"
+    store = LmdbStore(path)
+    for number in range(0, 8_000, 1_000):
+        numbers = range(number, number + 1_000)
+        apply(store, {b"b%06d" % each: b"x" * 8 for each in numbers} | {b"r%06d" % each: b"x" * 90 for each in numbers})
+    store.close()
+    store = LmdbStore(path)
+    reads, pread = [0], os.pread
+
+    def counted(*arguments: Any) -> bytes:
+        reads[0] += 1
+        return pread(*arguments)
+
+    monkeypatch.setattr(os, "pread", counted)
+    apply(store, {b"b008000": b"x" * 8, b"r008000": b"x" * 90})
+    assert reads[0] < 60
     store.close()

@@ -190,7 +190,7 @@ class PathReader:
             neighbours = [*self.neighbours(leaf)]
         else:
             neighbours = [self._found(parent.child(each)) for each in (index - 1, index + 1)]
-        if all(isinstance(each, Leaf) and is_buffer(each.data) for each in neighbours):
+        if all(is_buffer(each, _used_bytes(each)) for each in neighbours):
             return True
         return all(isinstance(each, Leaf) for each in self.widened([leaf, *neighbours]))
 
@@ -208,7 +208,7 @@ class PathReader:
             return None
         for each in (index - 1, index + 1):
             neighbour = self._changeable_leaf(child_page(data, pointers[each]))
-            if neighbour is None or not is_buffer(neighbour[0]):
+            if neighbour is None or not _is_full_enough(neighbour[0], _used(neighbour[0])):
                 return None
         leaf = self._changeable_leaf(child_page(data, pointers[index]))
         if leaf is None:
@@ -230,19 +230,23 @@ class PathReader:
         return page, pointers
 
     def widened(self, around: Sequence[Found]) -> list[Found]:
-        """Return these leaves, and others until one on each side is sound, and keeps LMDB from what is beyond it."""
+        """Return these leaves, and others until the sound ones on each side keep LMDB from what is beyond them."""
         found = [*around]
         left, right = min(found, key=lambda each: each.low), max(found, key=lambda each: each.high or _END)
-        while left.low and not (isinstance(left, Leaf) and is_buffer(left.data)):
+        buffered = _used_bytes(left)
+        while left.low and not is_buffer(left, buffered):
             before = self.leaf(left.low, before=True)
             if before is None or before.low >= left.low:
                 break
             found.append(left := before)
-        while right.high is not None and not (isinstance(right, Leaf) and is_buffer(right.data)):
+            buffered = buffered + _used_bytes(left) if isinstance(left, Leaf) else 0
+        buffered = _used_bytes(right)
+        while right.high is not None and not is_buffer(right, buffered):
             after = self.leaf(right.high)
             if after is None or (after.high is not None and after.high <= right.high):
                 break
             found.append(right := after)
+            buffered = buffered + _used_bytes(right) if isinstance(right, Leaf) else 0
         return found
 
     def neighbours(self, found: Found) -> Iterator[Found]:
@@ -284,14 +288,27 @@ class PathReader:
         return None if pointers is None else (page, kind, pointers)
 
 
-def is_buffer(page: bytes) -> bool:
-    """Return whether a leaf keeps LMDB from its neighbour while it removes records on the other side.
+def is_buffer(leaf: Found, buffered: int) -> bool:
+    """Return whether leaves with so many bytes in all keep LMDB from what is beyond the last of them, if it is sound.
 
-    LMDB fills up a leaf that is less than a quarter full from the next one, or merges the two. As long as none of its
-    own records is removed, a leaf that is fuller than that never needs the one behind it.
+    LMDB fills up a leaf that is less than a quarter full from the next one, or merges the two, when it removes a record
+    of it. As long as none of their own records is removed, leaves that it merges into one fill that more and more, and
+    one that is fuller than a quarter never needs the next.
     """
+    return isinstance(leaf, Leaf) and _is_full_enough(leaf.data, buffered)
+
+
+def _is_full_enough(page: bytes, used_bytes: int) -> bool:
+    return _BUFFER_SHARE * used_bytes >= len(page)
+
+
+def _used(page: bytes) -> int:
     lower, upper = PAGE_HEADER.unpack_from(page)[3:]
-    return bool(_BUFFER_SHARE * (len(page) - (upper - lower)) >= len(page))
+    return len(page) - int(upper - lower)
+
+
+def _used_bytes(found: Found) -> int:
+    return _used(found.data) if isinstance(found, Leaf) else 0
 
 
 def doubtful_leaves(path: PathReader, key: bytes) -> list[Found]:

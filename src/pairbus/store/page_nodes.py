@@ -34,6 +34,7 @@ _MOST_BYTES: Final = 1 << 62
 
 _FLAGS_AT: Final = 10
 _NODE_FLAGS_AT: Final = 4
+_KEY_BYTES_AT: Final = 6
 _unpack_node = NODE.unpack_from
 
 
@@ -170,8 +171,7 @@ def sound_pointers(number: int, page: bytes, kind: int) -> Sequence[int] | None:
     if pointers is None:
         return None
     # LMDB packs the nodes without gaps from ``upper`` to the end of the page.
-    node_bytes = _branch_node_bytes if kind == BRANCH else _leaf_node_bytes
-    size = sum([node_bytes(_unpack_node(page, at)) for at in pointers])
+    size = _branch_bytes(page, pointers) if kind == BRANCH else _leaf_bytes(page, pointers)
     return pointers if size == len(page) - PAGE_HEADER.unpack_from(page)[4] else None
 
 
@@ -181,16 +181,21 @@ def is_sound(number: int, page: bytes) -> bool:
     return kind in (LEAF, BRANCH) and sound_pointers(number, page, kind) is not None
 
 
-def _leaf_node_bytes(node: tuple[int, int, int]) -> int:
-    value_bytes, flags, key_bytes = node
-    size = NODE_BYTES + key_bytes + (PAGE_NUMBER.size if flags == BIG_VALUE else value_bytes)
-    # No file is that large: flags that we do not use count as damage.
-    return size + (size & 1) if flags <= BIG_VALUE else 1 << 48
+def _leaf_bytes(page: bytes, pointers: Sequence[int]) -> int:
+    """Return the size of the nodes of a leaf; a commit calls this for each leaf that it changes."""
+    size = 0
+    for at in pointers:
+        value_bytes, flags, key_bytes = _unpack_node(page, at)
+        if flags:
+            if flags > BIG_VALUE:
+                return -1  # flags that we do not use count as damage
+            value_bytes = PAGE_NUMBER.size
+        size += (NODE_BYTES + key_bytes + value_bytes + 1) & ~1
+    return size
 
 
-def _branch_node_bytes(node: tuple[int, int, int]) -> int:
-    size = NODE_BYTES + node[2]
-    return size + (size & 1)
+def _branch_bytes(page: bytes, pointers: Sequence[int]) -> int:
+    return sum([(NODE_BYTES + _unpack_node(page, at)[2] + 1) & ~1 for at in pointers])
 
 
 def has_flags(page: bytes, at: int) -> bool:
@@ -250,7 +255,11 @@ def child_at(page: bytes, pointers: Sequence[int], index: int, low: bytes, high:
 
 def is_in_order(page: bytes, pointers: Sequence[int], low: bytes, high: bytes | None) -> bool:
     """Return whether the keys of a sound leaf are in order, and in the range that leads to it."""
-    keys = [node_key(page, at) for at in pointers]
+    # As ``node_key`` does; a commit calls this for each leaf that it changes.
+    keys = [
+        page[at + NODE_BYTES : at + NODE_BYTES + page[at + _KEY_BYTES_AT] + (page[at + _KEY_BYTES_AT + 1] << 8)]
+        for at in pointers
+    ]
     in_range = low <= keys[0] and (high is None or keys[-1] < high)
     return in_range and all(map(bytes.__lt__, keys, keys[1:]))
 
