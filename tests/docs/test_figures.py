@@ -221,7 +221,12 @@ FIGURES: Final[dict[str, Figures]] = {
         ("runs {} kinds of attack", count(len(test_hostile_peers.HOSTILE))),
         ("real process; {} kinds run over", count(len(test_hostile_peers.OVER_TLS))),
         ("grows by less than {} meanwhile", size(test_hostile_peers.AT_ONCE_BYTES)),
-        ("comes back to within {}.", size(test_hostile_peers.COMES_BACK_BYTES)),
+        ("comes back to within {}; after all", size(test_hostile_peers.COMES_BACK_BYTES)),
+        ("it has kept less than {}.", size(test_hostile_peers.LEFT_BYTES)),
+        (
+            "served, it grows by less than {}.",
+            size(test_hostile_peers.AT_ONCE_BYTES + test_hostile_peers.COMES_BACK_BYTES),
+        ),
         ("In {} phases", count(len(test_hostile_peers.PHASES))),
         ("{} more attacks use a valid key", count(len(test_hostile_peers.KNOWN))),
         ("makes {} guesses over", count(2 * sum(way.total for way in test_guessing_run.WAYS))),
