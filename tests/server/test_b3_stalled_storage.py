@@ -6,7 +6,8 @@ import asyncio
 import logging
 import random
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -541,6 +542,18 @@ class Client:
                 self._begin(body)
 
 
+def is_stalled(stage: Stage, clients: Iterable[Client]) -> bool:
+    """Return whether a commit waits and counts as stalled; until then, clients send again what was refused.
+
+    Everything may have been refused, on a busy machine: while the namespace was loaded after the last failure.
+    """
+    if stage.store.waiting.is_set() and stage.host.is_stalled:
+        return True
+    for client in clients:
+        client.exchange(retries=True)
+    return False
+
+
 async def run_by_chance(
     stage: Stage, chance: random.Random, check: Callable[[list[str]], Awaitable[None]]
 ) -> list[str]:
@@ -559,7 +572,7 @@ async def run_by_chance(
             chance.choice(clients).send()
             await asyncio.sleep(0)
         # Not one that a busy machine has delayed: it would end while the clients disconnect.
-        await eventually_async(lambda: stage.store.waiting.is_set() and stage.host.is_stalled)
+        await eventually_async(partial(is_stalled, stage, clients))
         for _ in range(chance.randrange(8)):
             match chance.randrange(5):
                 case 0:
