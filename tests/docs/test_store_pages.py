@@ -305,7 +305,8 @@ DAMAGE: dict[str, Callable[[], None] | None] = {
     "an id of the duplicate history": a_duplicate,
     "a counter": a_counter,
     "a page of the file, or its length, at the start": None,  # tried above, with files
-    "a page of the file while it is open": None,  # tests/server/test_e6_scrubbing.py
+    "a leaf page of the file while it is open": None,  # tests/server/test_e6_scrubbing.py
+    "a branch page, or many pages, while it is open": None,  # tests/durability/test_rebuild.py, test_live_damage.py
     "a meta page, the root or the free list while it is open": None,
     "the file `format`": None,
 }

@@ -72,6 +72,7 @@ from pairbus.store.errors import (
     StoreFullError,
     StoreInUseError,
     StoreStalledError,
+    UnconfinedDamageError,
     UnsupportedSystemError,
 )
 from pairbus.wire import DecodeError, InvalidFieldError, LocalProtocolError, MessageTooLargeError, ProtocolError
@@ -112,6 +113,7 @@ TABLE: dict[type[Exception], tuple[Exception, str, int]] = {
         (UnsupportedSystemError("x"), "amqp:internal-error", 500),
         (StoreFullError("x", "y"), "amqp:resource-limit-exceeded", 403),
         (StoreStalledError("x"), "com.microsoft:server-busy", 503),
+        (UnconfinedDamageError("x", "a branch is damaged"), "com.microsoft:server-busy", 503),
         (CommitInDoubtError(StoreFailedError("x", "broken"), CommitId(1, 1)), "com.microsoft:server-busy", 503),
         (NamespaceLoadingError(), "com.microsoft:server-busy", 503),
         (StoreFailedError("x", "y"), "amqp:internal-error", 500),
