@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from pairbus.store.group_committer import MOST_REBUILDS, REBUILD_WINDOW_MS, Grou
 from pairbus.store.page_nodes import linked_pages
 from pairbus.store.pages import verify
 from pairbus.store.rebuild import DAMAGED, KEPT_FILES, REBUILT
+from pairbus.store.repair import repair
 from tests.durability.namespace import ALL, DEAD_LETTERS, NOW, QUEUE, make_namespace, open_keeper
 
 PAGE = 4096
@@ -121,6 +124,38 @@ def test_e6_rebuild_that_was_interrupted_leaves_the_old_file(path: Path) -> None
     with open_keeper(path) as keeper:
         assert bodies(keeper) == SENT
         assert not (path / (DATA_FILE + REBUILT)).exists()
+
+
+def rebuild_until_killed(path: Path, step: str, is_done: bool) -> None:
+    """Rebuild the file, and kill this process before or after a step of the swap."""
+    keeper = open_keeper(path)
+    operation = getattr(Path, step)
+
+    def kill(*arguments: object) -> object:
+        is_swap = arguments[1] == path / DATA_FILE
+        found = operation(*arguments) if is_done or not is_swap else None
+        if is_swap:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(Path, step, kill)
+    rebuild(keeper, path)
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", ["hardlink_to", "replace"])
+def test_e6_kill_within_the_swap_loses_nothing(path: Path, tmp_path: Path, step: str, is_done: bool) -> None:
+    process = get_context("spawn").Process(target=rebuild_until_killed, args=(path, step, is_done))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    if (step, is_done) != ("replace", True):  # the file is still the damaged one
+        with pytest.raises(DamagedStoreError):
+            open_keeper(path)
+        repair(path, tmp_path / "repaired", NOW)
+        path = tmp_path / "repaired"
+    with open_keeper(path) as keeper:
+        assert bodies(keeper) == SENT
 
 
 @pytest.mark.parametrize("step", ["hardlink_to", "replace"])

@@ -70,7 +70,7 @@ class SessionGrant(NamedTuple):
 
 
 class NamespaceIndex(NamedTuple):
-    """What a namespace holds in memory of its records."""
+    """The part of a namespace's records that it holds in memory."""
 
     entities: Sequence[EntityRecord]
     rules: Sequence[tuple[int, Rule]]

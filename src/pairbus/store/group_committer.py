@@ -181,7 +181,7 @@ class CommitThreadState:
         """True if ``rest`` has been called since the last commit."""
 
         self.rebuilds: list[Rebuild] = []
-        """How often the file was rebuilt since the start, because its damage could not be confined."""
+        """The rebuilds of the file since the start, because its damage could not be confined."""
 
         self.failed_rebuilds: list[StoreError] = []
         """The errors of attempts to rebuild it."""

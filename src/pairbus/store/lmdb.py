@@ -50,7 +50,7 @@ DEFAULT_MAX_BYTES: Final = 1 << 40
 
 _SMALLEST_MAP_BYTES: Final = MEBIBYTE
 _MOST_FENCED: Final = 8
-"""How often damage is fenced before the file is rebuilt: where many pages are damaged, there are likely more."""
+"""Number of damaged ranges that are fenced before the file is rebuilt: many damaged pages suggest more."""
 
 CHECKED_S: Final = 0.1
 """How long the pages of a range of keys count as sound after they were checked."""
@@ -65,7 +65,7 @@ _DAMAGE: Final = (
     lmdb.IncompatibleError,
     lmdb.BadValsizeError,
 )
-"""What LMDB raises if its file is not as it has written it."""
+"""Errors that LMDB raises if its file was changed by anything else."""
 
 _STEP_BYTES: Final = 64 * MEBIBYTE
 _CHUNK_RECORDS: Final = 1_000
@@ -139,7 +139,7 @@ class LmdbStore:
         self._pages = LivePages(self._file.descriptor, self._file.newest.page_bytes, self.place)
         self._fences = Fences()
         self._sound = RecentlySound()
-        """What was checked at most ``CHECKED_S`` ago."""
+        """Pages that were checked at most ``CHECKED_S`` ago."""
         self._sound_until_s = 0.0
         self._is_verified = True
         """True if nothing was written, or found damaged, since the whole file was verified."""

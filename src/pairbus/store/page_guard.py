@@ -482,7 +482,7 @@ class Fences:
         self._ranges = KeyRanges()
         self._places: dict[bytes, tuple[int, int]] = {}
         self.count = 0
-        """How often a range was fenced."""
+        """Number of ranges that were fenced."""
 
         self.lost_pages: list[LostPage] = []
 

@@ -105,7 +105,7 @@ class RepairReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownState:
-    """What the memory of a running namespace says about the records of its store."""
+    """The records of a store as the memory of its running namespace has them."""
 
     messages: Mapping[QueueId, Iterable[int]]
     """The sequence numbers of the messages of every queue, uncommitted changes included."""

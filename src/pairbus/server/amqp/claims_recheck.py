@@ -87,7 +87,7 @@ class ClaimsRecheck:
                     self._schedule(0)
                     return
                 cost += self._step(connection)
-        except StoreError:  # no key can be looked up: nobody can use one either until the store can be read again
+        except StoreError:  # no key can be looked up, so no client can log in either until the store can be read
             self._steps = None
             self._schedule(_RETRY_S)
             return

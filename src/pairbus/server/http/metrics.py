@@ -109,7 +109,7 @@ def _commits(counts: Sequence[int], seconds: float) -> Metric:
 
 
 _ADVICE: Final = {True: "; run pairbus repair", False: ""}
-"""What to do about damaged pages, by whether the data file still has them."""
+"""Advice about damaged pages, by whether the data file still has them."""
 
 
 class StorageReading(NamedTuple):
