@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from pairbus.broker import (
     Address,
@@ -35,7 +34,7 @@ _AT_ONCE: Final = 512
 """Messages of one entity that are delivered before other work has its turn."""
 
 
-class WaitingReceiver(ABC):
+class WaitingReceiver(Protocol):
     """A receiver of messages of an entity."""
 
     address: Address
@@ -43,39 +42,32 @@ class WaitingReceiver(ABC):
     is_lost: bool
     """True if it will take no more messages."""
 
-    @abstractmethod
     def take(self, max_count: int) -> int:
         """Take and send up to ``max_count`` messages; return their number."""
 
-    @abstractmethod
     def wants(self) -> bool:
         """Return whether there is credit, and space in the write buffer."""
 
-    @abstractmethod
     def lose(self, error: Exception) -> None:
         """End the receiver: its entity, or its session, is gone."""
 
-    @abstractmethod
     def log_context(self) -> ContextLog:
         """Return a logger whose lines name the receiver."""
 
 
-class SessionWaiter(ABC):
+class SessionWaiter(Protocol):
     """A receiver that waits for the next available session of an entity."""
 
     address: Address
     session_expires: bool
     """True if the lock on the session expires; false if it lasts until the session is released."""
 
-    @abstractmethod
     def grant(self, grant: SessionGrant) -> None:
         """Pass the session to the receiver."""
 
-    @abstractmethod
     def refuse(self, error: Exception) -> None:
         """Refuse the wait with an error."""
 
-    @abstractmethod
     def log_context(self) -> ContextLog:
         """Return a logger whose lines name the receiver."""
 

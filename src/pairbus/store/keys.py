@@ -44,8 +44,8 @@ OUTBOX: Final = b"O"
 MERGED: Final = b"P"
 EPOCH: Final = b"T"
 ASIDE: Final = b"X"
-MOVED: Final = b"Z"
-MOVED_AGAIN: Final = b"A"
+MOVED: Final[bytes] = b"Z"
+MOVED_AGAIN: Final[bytes] = b"A"
 
 _KINDS: Final = {
     COUNTER: "counter of the namespace",

@@ -26,6 +26,7 @@ from pairbus.store.page_nodes import (
     has_flags,
     is_in_order,
     leaf_nodes,
+    node_index,
     node_key,
     page_kind,
     plausible_pointers,
@@ -62,7 +63,7 @@ class Leaf(NamedTuple):
 
     def find(self, key: bytes) -> int | None:
         """Return the offset of the node with this key."""
-        index = bisect_right(self.pointers, key, key=lambda at: node_key(self.data, at)) - 1
+        index = node_index(self.data, self.pointers, key) - 1
         if index < 0 or node_key(self.data, self.pointers[index]) != key:
             return None
         return self.pointers[index]
@@ -84,7 +85,7 @@ class Branch(NamedTuple):
         following = near + 2
         if following < len(self.pointers) and key < node_key(self.data, self.pointers[following]):
             return near if key < node_key(self.data, self.pointers[near + 1]) else near + 1
-        return bisect_right(self.pointers, key, lo=near + 1, key=lambda at: node_key(self.data, at)) - 1
+        return node_index(self.data, self.pointers, key, near + 1) - 1
 
     def child(self, index: int) -> Child:
         return child_at(self.data, self.pointers, index, self.low, self.high)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import struct
-from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -239,9 +238,24 @@ def child_for(
     page: bytes, pointers: Sequence[int], key: bytes, low: bytes, high: bytes | None, *, before: bool = False
 ) -> Child:
     """Return the child of a sound branch that a key belongs to; with ``before``, the one of the keys before it."""
-    find = bisect_left if before else bisect_right
-    index = find(pointers, key, lo=1, key=lambda at: node_key(page, at)) - 1
+    index = node_index(page, pointers, key, 1, before=before) - 1
     return child_at(page, pointers, index, low, high)
+
+
+def node_index(page: bytes, pointers: Sequence[int], key: bytes, start: int = 0, *, before: bool = False) -> int:
+    """Return how many nodes of a sound page have keys up to this one, or with ``before``, lower keys.
+
+    The first ``start`` nodes count without being compared.
+    """
+    end = len(pointers)
+    while start < end:
+        middle = (start + end) // 2
+        found = node_key(page, pointers[middle])
+        if found < key or (found == key and not before):
+            start = middle + 1
+        else:
+            end = middle
+    return start
 
 
 def child_at(page: bytes, pointers: Sequence[int], index: int, low: bytes, high: bytes | None) -> Child:

@@ -12,7 +12,7 @@ from pairbus.broker import COMPLETE, Address, SessionGrant, SettlementKind, Sett
 from pairbus.broker import DeliveredMessage as Message
 from pairbus.broker.errors import DESCRIPTION_PROPERTY, REASON_PROPERTY
 from pairbus.server.amqp.node import Need, Node
-from pairbus.server.dispatcher import SHARE, SessionWaiter, WaitingReceiver
+from pairbus.server.dispatcher import SHARE
 from pairbus.server.errors import REFUSABLE, BadRequestError, OperationTimeoutError, refusal_of
 from pairbus.server.log_context import ContextLog
 from pairbus.server.messages import delivered_payload, values_from_wire
@@ -83,7 +83,7 @@ def echo_of(state: object) -> object:
     return state
 
 
-class SessionWait(Node, SessionWaiter):
+class SessionWait(Node):
     """Delays the answer to an attach until a session is available, or the timeout expires."""
 
     kind = "session-wait"
@@ -100,7 +100,7 @@ class SessionWait(Node, SessionWaiter):
         *,
         session_expires: bool,
     ) -> None:
-        Node.__init__(self, link, path, needs)
+        super().__init__(link, path, needs)
         self.address = address
         self.session_expires = session_expires
         self._connection = connection
@@ -144,7 +144,7 @@ _AT_ONCE_BYTES: Final = 1024 * 1024
 """Bytes taken from the broker before the peer's reading is checked again."""
 
 
-class Consumer(Node, WaitingReceiver):
+class Consumer(Node):
     """Takes messages from the broker as the link has credit, and passes the receiver's settlements on."""
 
     kind = "receiver"
@@ -160,7 +160,7 @@ class Consumer(Node, WaitingReceiver):
         deletes: bool,
         session: SessionGrant | None = None,
     ) -> None:
-        Node.__init__(self, link, path, needs)
+        super().__init__(link, path, needs)
         self.address = address
         self.session = session
         self._connection = connection
