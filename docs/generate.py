@@ -1,4 +1,4 @@
-"""Writes what of the reference comes from the code, whole pages and blocks in pages: ``python docs/generate.py``."""
+"""Generate reference pages, and blocks within pages, from the code: ``python docs/generate.py``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pairbus.broker import limits as broker_limits
 from pairbus.cli import message_lines
 from pairbus.cli.main import app as commands
 from pairbus.client import amqp_json
-from pairbus.entity_settings import ENTITY_SETTINGS
+from pairbus.entity_settings import ENTITY_SETTINGS, STATUSES
 from pairbus.fault_kinds import FAULT_RULES
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.ledger import LedgerStatus
@@ -74,9 +74,9 @@ STATES_HEAD = """# States
 
 Generated from `pairbus/wire/states.py` by `docs/generate.py`.
 
-Connections, sessions and links have two ends, and each end has a state of its own: the diagrams hold for what we send
-and for what the peer sends. A frame without an arrow may not come. A SASL exchange has one state, because the ends
-take turns.
+The state machines of the AMQP engine. Connections, sessions and links have two ends, and each end has its own state:
+the diagrams apply to the frames that pairbus sends and to those that the peer sends. A frame without an arrow is a
+protocol error in that state. A SASL exchange has one state, because the ends take turns.
 """
 
 MACHINES: list[tuple[str, dict[tuple[int, int], IntEnum], type[IntEnum], type[IntEnum]]] = [
@@ -108,8 +108,8 @@ def _diagram(
 
 API_HEAD = """# Names of `{name}`
 
-Generated from the code by `docs/generate.py`. Everything here is imported from `{name}`; what is not here may
-change without notice. {more}
+The public names of `{name}`, generated from the code by `docs/generate.py`. Import them from `{name}`. Names that are
+not listed here are internal and can change without notice. {more}
 """
 
 Belongs = Callable[[Any], bool]
@@ -129,7 +129,7 @@ class Package:
     like: ModuleType | None = None
     """The package whose page describes the names that both export."""
     constructed: tuple[str, ...] = ()
-    """More classes that callers make themselves and whose parameters are not fields."""
+    """More classes that callers create themselves and whose parameters are not fields."""
 
 
 def api_page(package: Package) -> str:
@@ -212,33 +212,34 @@ OUR_OWN = (
 """The packages whose classes are shown with all public members."""
 
 CONSTRUCTED = ["Namespace", "GroupCommitter", "LmdbStore", "MemoryStore", "NamespaceServer", "BrokeredMessage"]
-"""The classes that callers make themselves and whose parameters are not fields."""
+"""The classes that callers create themselves and whose parameters are not fields."""
 
 ATTRIBUTES: dict[str, dict[str, str]] = {
     "NamespaceServer": {
         "settings: Settings": "The settings.",
-        "ports: tuple[int, ...]": "Where it listens.",
-        "ca_file: Path | None": "The certificate that vouches for its own; `None` where the settings name one.",
+        "ports: tuple[int, ...]": "The ports on which the server listens.",
+        "ca_file: Path | None": "The certificate that signs the server's own certificate; `None` if the settings name"
+        " a certificate.",
         "key: str": "The value of the root key.",
     },
     "GroupCommitter": {
-        "recovery: Recovery": "What was found when the store was read last.",
-        "rebuilt: Callable[[Recovery], object]": "Is called when a commit has failed and the store was read anew; set"
-        " it to a function of your own.",
+        "recovery: Recovery": "The result of the last time the store was read.",
+        "rebuilt: Callable[[Recovery], object]": "Called when a commit failed and the store was read again; assign your"
+        " own function.",
     },
     "NamespaceManager": {
-        "endpoint: Endpoint": "Where the namespace is.",
+        "endpoint: Endpoint": "The endpoint of the namespace.",
         "settings: MessagingFactorySettings": "The settings.",
     },
     "MessagingError": {
-        "is_transient: bool": "Whether the same may well succeed a little later.",
-        "entity: str | None": "The path of the queue, topic or subscription that it happened to.",
-        "condition: str | None": "What the namespace called it.",
-        "message: str": "The text without what is added from the others.",
-        "hint: str": "What to do about it.",
+        "is_transient: bool": "True if the same call is likely to succeed later.",
+        "entity: str | None": "The path of the queue, topic or subscription concerned.",
+        "condition: str | None": "The AMQP error condition that the namespace sent.",
+        "message: str": "The text alone; `str()` of the error adds the other attributes.",
+        "hint: str": "How to fix it.",
     },
     "BacklogUnavailableError": {
-        "causes: Mapping[str, MessagingError]": "Why each of the backlog queues has not taken it, by their paths.",
+        "causes: Mapping[str, MessagingError]": "The error of each backlog queue, by path.",
     },
 }
 """Attributes of instances besides methods and properties, with their descriptions."""
@@ -252,8 +253,8 @@ WIRE_DELIVERY = ["link", "delivery_id", "delivery_tag", "message_format", "paylo
 
 WIRE = Package(
     module=wire,
-    more="[How to put the engine on a socket](../how-to/socket.md) shows these names at work.",
-    first={"The ends": ["Connection", "Session", "Link"], "Events, which `receive_data` returns": EVENTS},
+    more="[How to put the engine on a socket](../how-to/socket.md) uses these names in examples.",
+    first={"The ends": ["Connection", "Session", "Link"], "Events that `receive_data` returns": EVENTS},
     sections={
         "Errors": _is_error,
         "AMQP values without a Python type of their own": partial(_is_of, "pairbus.wire.types"),
@@ -266,15 +267,15 @@ WIRE = Package(
 
 BROKER = Package(
     module=broker,
-    more="[How to embed](../how-to/embed.md) shows these names at work;\nthe [broker reference](broker.md) says what"
-    " they do.",
+    more="[How to embed](../how-to/embed.md) uses these names in examples;\nthe [broker reference](broker.md)"
+    " describes their behaviour.",
     first={
         "The namespace": ["Namespace", "SessionGrant", "EntityInfo", "Notice", "SessionLost", "EntityGone"],
         "Messages": [
             "Address", "QueuePart", "NewMessage", "DeliveredMessage", "Record", "Amendments", "MessageState",
             "SettlementRequest", "SettlementKind", "TransactionOperation", "SendOperation", "SettleOperation",
         ],
-        "What the namespace needs from outside": [
+        "Dependencies of the namespace": [
             "Records", "PropertyView", "NamespaceRestore", "QueueId", "EntityRecord",
         ],
     },
@@ -282,20 +283,20 @@ BROKER = Package(
         "Settings": partial(_is_of, "pairbus.broker.descriptions"),
         "Errors": _is_error,
         "Values and limits": _is_class,
-        "Names for types": _is_alias,
+        "Type aliases": _is_alias,
         "Constants": lambda _: True,
     },
 )  # fmt: skip
 
 STORE = Package(
     module=store,
-    more="[How to embed](../how-to/embed.md) shows these names at work;\nthe"
-    " [disk layout](../explanation/disk-layout.md) says what they write.",
-    first={"A namespace that is kept": ["GroupCommitter", "Recovery", "WriteBatch"]},
+    more="[How to embed](../how-to/embed.md) uses these names in examples;\nthe"
+    " [disk layout](../explanation/disk-layout.md) describes the files.",
+    first={"A durable namespace": ["GroupCommitter", "Recovery", "WriteBatch"]},
     sections={
         "Errors": _is_error,
         "Stores": _is_class,
-        "Names for types": _is_alias,
+        "Type aliases": _is_alias,
         "Functions": inspect.isfunction,
         "Constants": lambda _: True,
     },
@@ -304,29 +305,29 @@ STORE = Package(
 
 SERVER = Package(
     module=server,
-    more="[How to serve](../how-to/serve.md) shows these names at work.",
-    first={"A namespace on the network": ["NamespaceServer"], "Settings": ["Settings", "load_settings"]},
+    more="[How to serve](../how-to/serve.md) uses these names in examples.",
+    first={"The server": ["NamespaceServer"], "Settings": ["Settings", "load_settings"]},
     sections={"Errors": _is_error, "Enumerations": _is_enumeration, "Constants": lambda _: True},
 )
 
 TESTING = Package(
     module=testing,
-    more="[In a test](../index.md#in-a-test) shows these names at work.",
+    more="[In a test](../index.md#in-a-test) uses these names in an example.",
     first={
-        "A namespace in the test's own process": ["running_namespace", "RunningNamespace"],
+        "A namespace in the process of the test": ["running_namespace", "RunningNamespace"],
         "Faults": ["FaultControl", "FaultKind", "CrashComponent", "Fault"],
     },
     sections={"Constants": lambda _: True},
 )
 
-THE_WAY_IN = {
-    "The way in": ["MessagingFactory", "FactoryState"],
-    "What it makes": [
+ENTRY_POINT = {
+    "Entry point": ["MessagingFactory", "FactoryState"],
+    "Senders, receivers and clients": [
         "MessageSender", "MessageReceiver", "MessageSession", "QueueClient", "TopicClient", "SubscriptionClient",
         "ReceiveMode",
     ],
     "Messages": ["BrokeredMessage", "ReceivedMessage", "BodyKind", "MessageState", "AmqpView"],
-    "Who, where and how": [
+    "Endpoint, credentials and settings": [
         "Endpoint", "TokenProvider", "Token", "PlainCredentials", "MessagingFactorySettings", "Transport",
         "RetryPolicy", "NO_RETRY",
     ],
@@ -335,32 +336,32 @@ THE_WAY_IN = {
 
 CLIENT = Package(
     module=client,
-    more="`pairbus` itself has the same names. What is\nshown with `await` is a coroutine. [First"
-    " messages](../tutorial/first-messages.md) shows these names at work; the\n[client reference](client.md) says what"
-    " they do, and [errors](errors.md) when each is raised.",
-    first=THE_WAY_IN,
+    more="You can also import them from `pairbus`.\nMethods shown with `await` are coroutines. [First"
+    " messages](../tutorial/first-messages.md) uses these names in examples,\nthe [client reference](client.md)"
+    " describes their behaviour, and [errors](errors.md) lists when each error is raised.",
+    first=ENTRY_POINT,
     sections={
         "Descriptions": partial(_is_of, "pairbus.client.management.descriptions"),
         "Rules": partial(_is_of, "pairbus.client.management.rules"),
         "Keys": partial(_is_of, "pairbus.client.management.descriptions"),
-        "What there is at a moment": partial(_is_of, "pairbus.client.management.descriptions"),
+        "Runtime information": partial(_is_of, "pairbus.client.management.descriptions"),
         "Errors": _is_error,
         "Constants": lambda _: True,
     },
 )
 
-THE_PAIR = {"Pairing": ["SendAvailabilityPairedNamespaceOptions", "NamespacePair"]}
+PAIR_NAMES = {"Pairing": ["SendAvailabilityPairedNamespaceOptions", "NamespacePair"]}
 
 PAIRING = Package(
     module=pairing,
-    more="`pairbus` itself has the same names. What is\nshown with `await` is a coroutine.",
-    first={**THE_PAIR, "How it is doing": ["PairStatus", "PairedEntityStatus", "EntityState", "BacklogQueueStatus"]},
+    more="You can also import them from `pairbus`.\nMethods shown with `await` are coroutines.",
+    first={**PAIR_NAMES, "Status": ["PairStatus", "PairedEntityStatus", "EntityState", "BacklogQueueStatus"]},
     sections={
         "Events": partial(_is_of, "pairbus.pairing.events"),
         "The syphon": lambda thing: _is_of("pairbus.pairing.syphon.interface", thing) or thing is pairing.SyphonStatus,
-        "Which failures count": partial(_is_of, "pairbus.pairing.policy"),
-        "Others": _is_class,
-        "Names for types": _is_alias,
+        "Failure classification": partial(_is_of, "pairbus.pairing.policy"),
+        "Other classes": _is_class,
+        "Type aliases": _is_alias,
         "Constants": lambda _: True,
     },
     constructed=("SendAvailabilityPairedNamespaceOptions",),
@@ -369,16 +370,16 @@ PAIRING = Package(
 BLOCKING = Package(
     module=blocking,
     more="The names are those of\n[`pairbus.client`](api-client.md) and [`pairbus.pairing`](api-pairing.md);"
-    " [how to do without asyncio](../how-to/blocking.md)\nshows them at work.",
+    " [how to use pairbus without asyncio](../how-to/blocking.md)\nuses them in examples.",
     first={
         **{
             title: names
-            for title, names in THE_WAY_IN.items()
-            if title in {"The way in", "What it makes", "Management"}
+            for title, names in ENTRY_POINT.items()
+            if title in {"Entry point", "Senders, receivers and clients", "Management"}
         },
-        **THE_PAIR,
+        **PAIR_NAMES,
     },
-    sections={"The same as in `pairbus`": lambda _: True},
+    sections={"Identical to the names in `pairbus`": lambda _: True},
     like=pairbus,
     constructed=("SendAvailabilityPairedNamespaceOptions",),
 )
@@ -565,14 +566,14 @@ def _default(package: Package, value: Any) -> str:
 def _summary(thing: Any) -> str:
     own = vars(thing).get("__doc__") if isinstance(thing, type) else inspect.getdoc(thing)
     text = _plain(inspect.cleandoc(own or "").split("\n\n")[0])
-    # Nor does what dataclasses and named tuples write for themselves.
+    # Dataclasses and named tuples have a generated docstring, which is not shown.
     return "" if text.startswith(f"{getattr(thing, '__name__', '')}(") else text
 
 
 def _plain(text: str) -> str:
     """Return a docstring for a page, without the parts for readers of the code."""
     text = " ".join(text.split()).replace("``", "`")
-    return re.sub(r" [(][A-E][0-9]+[)]| See the module's text[.]", "", text)
+    return text.replace(" See the module's text.", "")
 
 
 # Blocks inside pages that are written by hand: between a line <!-- begin: name --> and a line <!-- end: name -->.
@@ -595,37 +596,37 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 LIMITS = {
-    "message_bytes": "a message, all of it",
-    "large_message_bytes": "how far an entity's `max_message_bytes` may raise that; 0: it can only lower it",
-    "batch_bytes": "the messages of one send together, also where single messages may be larger",
-    "header_bytes": "the properties of a message",
-    "id_characters": "message id, session id, partition key",
-    "path_characters": "the path of a queue or a topic",
-    "name_characters": "the name of a subscription or a rule",
+    "message_bytes": "size of a message, with header and properties",
+    "large_message_bytes": "upper bound of an entity's `max_message_bytes`; 0: the entity can only lower the limit",
+    "batch_bytes": "total size of the messages of one send, even if single messages may be larger",
+    "header_bytes": "size of the properties of a message",
+    "id_characters": "length of a message id, session id or partition key",
+    "path_characters": "length of the path of a queue or topic",
+    "name_characters": "length of the name of a subscription or rule",
     "entities": "queues and topics together",
     "subscriptions_per_topic": "subscriptions of a topic",
-    "sql_filters_per_topic": "SQL, true and false filters of a topic, all its subscriptions together",
-    "correlation_filters_per_topic": "correlation filters of a topic, likewise",
+    "sql_filters_per_topic": "SQL, true and false filters of all subscriptions of a topic",
+    "correlation_filters_per_topic": "correlation filters of all subscriptions of a topic",
     "rules_per_subscription": "rules of a subscription",
-    "expression_characters": "the text of a filter or of an action",
+    "expression_characters": "length of a filter or action",
     "statements_per_action": "statements of an action",
-    "rule_units": "[work](rules.md#how-much-work-rules-may-do) of rules for one message, all its copies together",
+    "rule_units": "[cost](rules.md#how-much-work-rules-may-do) of the rules for one message and all its copies",
     "authorization_rules": "keys of an entity",
-    "entity_megabytes": "sizes to choose from for `max_size_megabytes`",
-    "min_lock_ms": "`lock_duration_ms`, at least",
-    "max_lock_ms": "`lock_duration_ms`, at most",
-    "max_delivery_count": "`max_delivery_count`, at most",
-    "min_time_to_live_ms": "`default_time_to_live_ms`, at least",
-    "min_duplicate_window_ms": "`duplicate_window_ms`, at least",
-    "max_duplicate_window_ms": "`duplicate_window_ms`, at most",
-    "duplicate_ids_in_memory": "message ids that all entities together hold in memory; the store has the others",
-    "min_idle_ms": "`auto_delete_on_idle_ms`, at least",
+    "entity_megabytes": "allowed values of `max_size_megabytes`",
+    "min_lock_ms": "minimum of `lock_duration_ms`",
+    "max_lock_ms": "maximum of `lock_duration_ms`",
+    "max_delivery_count": "maximum of `max_delivery_count`",
+    "min_time_to_live_ms": "minimum of `default_time_to_live_ms`",
+    "min_duplicate_window_ms": "minimum of `duplicate_window_ms`",
+    "max_duplicate_window_ms": "maximum of `duplicate_window_ms`",
+    "duplicate_ids_in_memory": "message ids that all entities together keep in memory; the others are on disk",
+    "min_idle_ms": "minimum of `auto_delete_on_idle_ms`",
     "messages_per_batch": "messages in a batch",
     "messages_per_transaction": "messages sent and settled in a transaction",
     "messages_per_delete": "messages that one `delete_messages` removes",
-    "forwarding_hops": "forwards that a message takes",
-    "forwards_per_message": "forwards of a message in one go, all its copies together",
-    "messages_per_receive": "messages that one `receive` or `peek` gives; asking for more is fine",
+    "forwarding_hops": "successive forwards of a message",
+    "forwards_per_message": "forwards that one send causes, counting all copies of the message",
+    "messages_per_receive": "messages that one `receive` or `peek` returns; requests for more return this many",
     "partitions": "partitions of a partitioned entity",
 }
 
@@ -637,30 +638,12 @@ def limits_table() -> str:
         [f"`{field.name}`", LIMITS[field.name], *(_shown(field.name, getattr(t, field.name)) for t in tiers.values())]
         for field in dataclasses.fields(broker.Limits)
     ]
-    return _table(["limit", "of what", *tiers], rows)
+    return _table(["limit", "applies to", *tiers], rows)
 
 
-SETTINGS = {
-    "lock_duration_ms": "how long a receiver has a message, or a session",
-    "max_size_megabytes": "how much it holds, dead letters included; a topic with all its subscriptions",
-    "max_message_bytes": "the largest message; the namespace's own limit where it is not set",
-    "requires_duplicate_detection": "whether a message id is taken once only; for life",
-    "duplicate_window_ms": "how long an id is remembered",
-    "requires_session": "whether messages come in sessions; for life",
-    "partitioned": "whether it has 16 partitions, and 16 times the size; for life",
-    "default_time_to_live_ms": "how long messages live; one that brings a shorter time keeps it",
-    "dead_letter_on_expiration": "whether expired messages become dead letters or are removed",
-    "dead_letter_on_filter_errors": "whether a message that a rule fails on becomes a dead letter",
-    "max_delivery_count": "how many deliveries may fail before the message is a dead letter",
-    "forward_to": "the queue or topic that messages are passed on to",
-    "forward_dead_letters_to": "the queue or topic that dead letters are passed on to",
-    "auto_delete_on_idle_ms": "after how long without use it deletes itself",
-    "status": "what an operator lets it do: `active`, `disabled`, `send-disabled`, `receive-disabled`",
-    "batched_operations": "kept for clients to read; commits are grouped in any case",
-    "express": "kept for clients to read; messages are stored durably in any case",
-    "support_ordering": "kept for clients to read",
-    "user_metadata": "kept for clients to read",
-    "authorization_rules": "keys to the entity, kept for a server to check",
+SETTINGS = {setting.name: setting.help for setting in ENTITY_SETTINGS if setting.kinds} | {
+    "status": f"the status: {', '.join(f'`{status}`' for status in STATUSES)}",
+    "authorization_rules": "the keys of the entity, which the server checks",
 }
 
 
@@ -669,11 +652,16 @@ def settings_table() -> str:
     kinds = [broker.QueueDescription, broker.TopicDescription, broker.SubscriptionDescription]
     defaults = [{field.name: field.default for field in dataclasses.fields(kind)} for kind in kinds]
     assert SETTINGS.keys() == {name for found in defaults for name in found}  # noqa: S101 (the table is complete)
+    fixed = {setting.name for setting in ENTITY_SETTINGS if setting.is_fixed}
     rows = [
-        [f"`{name}`", meaning, *(_shown(name, found[name]) if name in found else "" for found in defaults)]
+        [
+            f"`{name}`",
+            meaning + ("; cannot be changed" if name in fixed else ""),
+            *(_shown(name, found[name]) if name in found else "" for found in defaults),
+        ]
         for name, meaning in SETTINGS.items()
     ]
-    return _table(["setting", "what it says", "queue", "topic", "subscription"], rows)
+    return _table(["setting", "description", "queue", "topic", "subscription"], rows)
 
 
 def setting_names_table() -> str:
@@ -745,7 +733,7 @@ def errors_table(module: ModuleType, root: type[Exception]) -> str:
         base = kind.__base__
         parent = "" if kind is root or base is None else f"`{base.__name__}`"
         rows.append([f"`{kind.__name__}`", parent, _summary(kind)])
-    return _table(["error", "is a", "says"], rows)
+    return _table(["error", "base class", "description"], rows)
 
 
 def keys_table() -> str:
@@ -757,18 +745,17 @@ def keys_table() -> str:
     for line in lines[marks[1] + 1 : marks[2]]:
         cells = [line[: widths[0]], line[widths[0] : widths[0] + widths[1]], line[widths[0] + widths[1] :]]
         rows.append([cell.strip().replace("``", "`") for cell in cells])
-    return _table(["first byte", "then", "value"], rows)
+    return _table(["first byte", "rest of the key", "value"], rows)
 
 
 # Spark.
 
 SPARK_PAGE = """# Options and columns on Spark
 
-Generated from the code by `docs/generate.py`.
-
-What `spark.readStream.format("pairbus")`, `spark.read`, `writeStream` and `write` take and give. [How to read and write
-with Spark](../how-to/read-and-write-with-spark.md) shows it at work. Names of options are read without regard to case;
-one that is not here is an error, which names the nearest.
+The options of `spark.readStream.format("pairbus")`, `spark.read`, `writeStream` and `write`, and the columns that they
+read and write. Generated from the code by `docs/generate.py`. [How to read and write with
+Spark](../how-to/read-and-write-with-spark.md) has examples. Option names are case-insensitive. Unknown options are
+rejected; the error names the most similar option.
 
 ## Options for reading
 
@@ -778,35 +765,35 @@ one that is not here is an error, which names the nearest.
 {sink}
 ## Columns
 
-What a query reads that names no columns of its own. All of them may be null, except `entity` and `sequence_number`. The
-last column of the table says which of them a query that writes may have, and as what; the others may be there, and are
-not looked at.
+The columns of a query that reads without a schema of its own. All of them are nullable, except `entity` and
+`sequence_number`. The last column of the table lists the types that a query may write; a query may contain the other
+columns as well, and the sink ignores them.
 
 {columns}
-These are there for those who ask for them with `.schema(…)`, which takes any of all columns, in any order:
+These columns are available with `.schema(…)`, which accepts any subset of all columns, in any order:
 
 {extra}
 ## Application properties as text
 
-AMQP has more types than a map of one type can hold. A query that reads gets them as text:
+Application properties are read as a map of text, because AMQP has more types than a Spark map can hold:
 
 {text}
-Who needs the types reads `payload`. A query that writes may have a map or a struct, with values of these types:
+Read `payload` if you need the types. A query that writes may use a map or a struct, with values of these types:
 
 {properties}
 ## Settings of the syphon
 
-What `SparkSyphonSettings` of `pairbus.jobs.syphon.settings` takes, beside [what every syphon has](pairing.md#options).
-[How to syphon on Spark](../how-to/syphon-on-spark.md) says how.
+The settings of `SparkSyphonSettings` in `pairbus.jobs.syphon.settings`, in addition to [those of every
+syphon](pairing.md#options). [How to syphon on Spark](../how-to/syphon-on-spark.md) has examples.
 
 {syphon}"""
 
 COLUMNS = {
-    "entity": "the queue or subscription that it was read from; where it is sent",
-    "sequence_number": "its number there; -1 if it cannot be read",
-    "enqueued_time": "when it came",
+    "entity": "the queue or subscription that the message was read from, or the queue or topic to send it to",
+    "sequence_number": "the sequence number; -1 if it cannot be read",
+    "enqueued_time": "when the message was enqueued",
     "body": "the body as bytes",
-    "body_kind": "how the body was sent: `data`, `value` or `sequence`",
+    "body_kind": "the type of the body: `data`, `value` or `sequence`",
     "message_id": "",
     "session_id": "",
     "correlation_id": "",
@@ -818,18 +805,18 @@ COLUMNS = {
     "partition_key": "",
     "via_partition_key": "",
     "time_to_live_ms": "in milliseconds",
-    "expires_at": "when its time to live ends",
-    "scheduled_enqueue_time": "when it is to come, or was to",
-    "delivery_count": "how often it was delivered before",
+    "expires_at": "when the time to live ends",
+    "scheduled_enqueue_time": "when the message is, or was, to be enqueued",
+    "delivery_count": "the number of earlier deliveries",
     "state": "`active`, `deferred` or `scheduled`",
-    "enqueued_sequence_number": "its number where it was first enqueued, of one that was forwarded",
-    "partition_id": "the partition that it lies in, of a partitioned entity",
-    "dead_letter_source": "where a dead letter comes from",
-    "dead_letter_reason": "why it is one",
-    "dead_letter_error_description": "the same in words",
-    "application_properties": "[as text](#application-properties-as-text) when it is read",
-    "payload": "the whole message as AMQP has it, with all types; sent as it is, instead of a body and properties",
-    "lock_token": "what its lock is known by, in a stream that consumes",
+    "enqueued_sequence_number": "the sequence number in the first entity, if the message was forwarded",
+    "partition_id": "the partition of a partitioned entity",
+    "dead_letter_source": "the entity that dead-lettered the message",
+    "dead_letter_reason": "the dead-letter reason",
+    "dead_letter_error_description": "the description of the dead-letter reason",
+    "application_properties": "read [as text](#application-properties-as-text)",
+    "payload": "the encoded AMQP message, with all types; sent unchanged, instead of a body and properties",
+    "lock_token": "lock token, in consuming streams",
 }
 
 
@@ -856,7 +843,7 @@ def _options_table(options: Iterable[Option]) -> str:
         ]
         for option in options
     ]
-    return _table(["option", "default", "value", "what it says"], rows)
+    return _table(["option", "default", "value", "description"], rows)
 
 
 def _columns_table(columns: Any) -> str:
@@ -864,7 +851,7 @@ def _columns_table(columns: Any) -> str:
         [f"`{one.name}`", f"`{one.dataType.simpleString()}`", COLUMNS[one.name], _written_as(one.name)]
         for one in columns
     ]
-    return _table(["column", "type", "what it says", "written"], rows)
+    return _table(["column", "type", "description", "can be written as"], rows)
 
 
 def _written_as(column: str) -> str:
@@ -887,7 +874,7 @@ PROPERTY_TYPES = {
 def _properties_table() -> str:
     kinds = outgoing._TYPED  # noqa: SLF001 (it is what decides)
     rows = [[f"`{_sql_name(kind)}`", PROPERTY_TYPES[_sql_name(kind)]] for kind in kinds]
-    return _table(["of Spark", "in AMQP"], sorted(rows))
+    return _table(["Spark type", "AMQP type"], sorted(rows))
 
 
 def _doc_table(module: ModuleType, head: list[str]) -> str:
@@ -903,45 +890,46 @@ def _syphon_table() -> str:
     texts = _field_texts(SparkSyphonSettings)
     usual = SparkSyphonSettings()
     rows = []
-    said = ""
+    text = ""
     for name in reversed(_fields(SparkSyphonSettings)):
-        said = texts.get(name, said)  # what stands below two fields is said of both
-        rows.append([f"`{name}`", f"`{getattr(usual, name)!r}`", said])
-    return _table(["setting", "default", "what it says"], reversed(rows))
+        text = texts.get(name, text)  # a text below two fields describes both
+        rows.append([f"`{name}`", f"`{getattr(usual, name)!r}`", text])
+    return _table(["setting", "default", "description"], reversed(rows))
 
 
 # Commands.
 
 CLI_HEAD = """# Commands
 
-Generated from the code by `docs/generate.py`. `pairbus COMMAND --help` says the same. A *variable* is one of the
-environment, which counts where the option is not given. [Everyday commands](../how-to/everyday-commands.md) shows some
-of them at work.
+All commands with their arguments and options, as in `pairbus COMMAND --help`. Generated from the code by
+`docs/generate.py`. The column *variable* names the environment variable that sets an option if the command line does
+not. [Everyday commands](../how-to/everyday-commands.md) has examples.
 """
 
 CLI_LINES = """
 ## Messages as lines
 
-What `receive` and `peek` write with `--lines` and `--json`, and `send --lines` reads, is an object of JSON a message,
-on a line of its own. These names are sent; only what is there is written:
+`receive` and `peek` write messages with `--lines` and `--json`, and `send --lines` reads them: one JSON object per
+line. `send` sends these keys; `receive` and `peek` write those that the message has:
 
 {sent}
-These are printed for a message, and ignored when it is sent:
+`receive` and `peek` also write these keys, which `send` ignores:
 
 {read_only}
-Whole numbers are written with all their digits, and some have more than programs can keep that take every number of
-JSON for a double: the sequence numbers of partitioned entities do.
+Integers are written in full. Sequence numbers of partitioned entities exceed 2^53, so parsers that use doubles lose
+digits.
 
-JSON has fewer types than AMQP. In `application_properties`, in ids, and in bodies that are values:
+JSON has fewer types than AMQP. In `application_properties`, in ids, and in bodies that are AMQP values, types are
+written like this:
 
 {types}"""
 
 LINE_NAMES = {
-    "body": "the body as text, where it is text in UTF-8; of a value, a list with that value; of a sequence, a list;"
-    " anything else that is written by hand is sent as JSON",
-    "body_base64": "the body where it is no text, in base64",
-    "body_kind": "`value` or `sequence`, of a body that is no bytes",
-    "message_id": "made up where it is not there",
+    "body": "the body: text if it is UTF-8, a list of one value if it is an AMQP value, a list if it is an AMQP"
+    " sequence; other JSON is sent as JSON text",
+    "body_base64": "the body in base64, if it is not text",
+    "body_kind": "`value` or `sequence`, if the body is not bytes",
+    "message_id": "generated if absent",
     "correlation_id": "",
     "session_id": "",
     "partition_key": "",
@@ -951,10 +939,10 @@ LINE_NAMES = {
     "to": "",
     "reply_to": "",
     "reply_to_session_id": "",
-    "time_to_live_ms": "in milliseconds; it begins anew",
-    "scheduled_enqueue_time": "when it is to come; a time that is past means now",
-    "application_properties": "an object with a value for each name; what dead-lettering has added is not among them",
-    "amqp": "what Service Bus makes nothing of, where it is not as usual: "
+    "time_to_live_ms": "in milliseconds, counted from the send",
+    "scheduled_enqueue_time": "when to enqueue the message; a time in the past means now",
+    "application_properties": "an object with a value for each name, without the dead-letter properties",
+    "amqp": "the AMQP fields that Service Bus does not use, if they differ from their defaults: "
     + ", ".join(f"`{field.name}`" for field in dataclasses.fields(client.AmqpView)),
 }
 
@@ -977,7 +965,7 @@ def _command_text(path: str, command: Any) -> str:
     text = [_escaped(part) for part in paragraphs if not part.startswith("Example: ")]
     shown = "\n".join(["```console", *(f"$ {example}" for example in examples), "```"])
     rows = [_parameter_row(parameter) for parameter in command.params if not parameter.hidden]
-    table = _table(["option", "value", "default", "variable", "what it says"], rows) if rows else ""
+    table = _table(["option", "value", "default", "variable", "description"], rows) if rows else ""
     return "\n\n".join([f"\n## `{path}`", *text, shown, table]).rstrip("\n") + "\n"
 
 
@@ -1011,7 +999,7 @@ def _escaped(text: str) -> str:
 
 def _lines_text() -> str:
     return CLI_LINES.format(
-        sent=_table(["name", "what it says"], [[f"`{name}`", LINE_NAMES[name]] for name in message_lines.SENT]),
+        sent=_table(["key", "description"], [[f"`{name}`", LINE_NAMES[name]] for name in message_lines.SENT]),
         read_only=", ".join(f"`{name}`" for name in message_lines.READ_ONLY) + ".\n",
         types=_doc_table(amqp_json, ["AMQP", "JSON"]),
     )
@@ -1021,25 +1009,25 @@ def _lines_text() -> str:
 
 METRICS_PAGE = """# Metrics
 
-Generated from the code by `docs/generate.py`. All are in the text format of Prometheus. A counter's name ends in
-`_total`; a summary has `_count` and `_sum`, a histogram `_bucket` as well.
+All metrics of servers and pairs, in the text format of Prometheus. Generated from the code by `docs/generate.py`. The
+name of a counter ends in `_total`; a summary has `_count` and `_sum`, a histogram also `_bucket`.
 
 ## Of a namespace
 
-What `pairbus serve` answers to `GET /metrics`. [How to operate](../how-to/operate.md#watch-a-server) says what to be
-alarmed by.
+`pairbus serve` returns these for `GET /metrics`. [How to operate](../how-to/operate.md#watch-a-server) lists when to
+alert.
 
 {server}
-These name entities, so they are shown to those who have the claim *Manage* or *Listen* on the namespace, or, with the
-setting `open_metrics`, to all. The counters are those since the start of the server, for at most `max_entity_metrics`
-entities and dead-letter queues; all others, and deleted ones, are counted together as `other`:
+These name entities, so they require the claim *Manage* or *Listen* on the namespace, unless the setting
+`open_metrics` is on. The counters start at 0 when the server starts, for at most `max_entity_metrics` entities and
+dead-letter queues; all others, and deleted ones, are counted together as `other`:
 
 {entities}
 ## Of a pair
 
-What `NamespacePair.metrics()` gives, in the process of the application. [How to watch a
-pair](../how-to/watch-a-pair.md#metrics) says how to give them out, and what to be alarmed by. Those of the syphon are
-there where one runs in the process, and `pairbus_pair_backlog_messages` where the secondary reports it.
+`NamespacePair.metrics()` returns these, in the process of the application. [How to watch a
+pair](../how-to/watch-a-pair.md#metrics) shows how to export them, and lists when to alert. The metrics of the syphon
+are present if a syphon runs in the process, `pairbus_pair_backlog_messages` if the secondary reports it.
 
 {pair}"""
 
@@ -1106,7 +1094,7 @@ def metrics_page() -> str:
 
 
 def _metrics_table(rows: Iterable[list[str]]) -> str:
-    return _table(["metric", "kind", "labels", "what it says"], rows)
+    return _table(["metric", "type", "labels", "description"], rows)
 
 
 def _component_metrics() -> Iterable[Metric]:
@@ -1127,10 +1115,9 @@ def _metric_row(family: Metric, labels: Iterable[str]) -> list[str]:
 
 ALL_ERRORS_HEAD = """# Errors of all packages
 
-Generated from the code by `docs/generate.py`. Every error that pairbus raises, by package.
-What applications meet are those of the [client](errors.md), where it is also said what to do; those who embed a
-namespace meet the ones of the [broker](broker.md#errors) and the
-[store](../explanation/disk-layout.md#errors-of-the-store).
+Every error that pairbus raises, by package. Generated from the code by `docs/generate.py`. Applications handle those
+of the [client](errors.md), which are listed there with the action to take. If you embed a namespace, you handle those
+of the [broker](broker.md#errors) and the [store](../explanation/disk-layout.md#errors-of-the-store).
 """
 
 
@@ -1139,8 +1126,9 @@ def all_errors_page() -> str:
     packages: dict[str, list[type[Exception]]] = {}
     for kind in _all_errors():
         packages.setdefault(kind.__module__.split(".")[1], []).append(kind)
+    head = ["error", "base class", "module", "description"]
     return ALL_ERRORS_HEAD + "".join(
-        f"\n## `pairbus.{package}`\n\n{_table(['error', 'is a', 'where', 'says'], map(_error_row, kinds))}"
+        f"\n## `pairbus.{package}`\n\n{_table(head, map(_error_row, kinds))}"
         for package, kinds in sorted(packages.items())
     )
 

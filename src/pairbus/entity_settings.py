@@ -69,6 +69,8 @@ class EntitySetting(Generic[T]):
     """The option of ``pairbus entities create`` and ``update``; ``None`` if there is none."""
 
     help: str = ""
+    """The description, for the command line and the reference."""
+
     emulator_key: str | None = None
     """The key in the emulator's ``Config.json``; ``None`` if it has none."""
 
@@ -120,7 +122,7 @@ LOCK_DURATION: Final = EntitySetting[int](
     field="lock_duration",
     element="LockDuration",
     option="--lock-duration",
-    help="the duration of a message lock",
+    help="the duration of a lock on a message or session",
     emulator_key="LockDuration",
 )
 MAX_DELIVERY_COUNT: Final = EntitySetting[int](
@@ -145,7 +147,7 @@ DEFAULT_TIME_TO_LIVE: Final = EntitySetting[int | None](
     field="default_message_time_to_live",
     element="DefaultMessageTimeToLive",
     option="--ttl",
-    help="the default time to live of messages, or never",
+    help="the default and maximum time to live of messages, or never",
     emulator_key="DefaultMessageTimeToLive",
 )
 DEAD_LETTER_ON_EXPIRATION: Final = EntitySetting[bool](
@@ -206,7 +208,7 @@ MAX_SIZE: Final = EntitySetting[int](
     field="max_size_in_megabytes",
     element="MaxSizeInMegabytes",
     option="--max-size-mb",
-    help="the maximum size of the entity in megabytes",
+    help="the maximum size of the entity, with dead letters and subscriptions",
 )
 MAX_MESSAGE_SIZE: Final = EntitySetting[int | None](
     name="max_message_bytes",
@@ -218,7 +220,7 @@ MAX_MESSAGE_SIZE: Final = EntitySetting[int | None](
     field="max_message_size_in_kilobytes",
     element="MaxMessageSizeInKilobytes",
     option="--max-message-kb",
-    help="the maximum size of a message in kilobytes",
+    help="the maximum size of a message; unset: the limit of the namespace",
 )
 PARTITIONED: Final = EntitySetting[bool](
     name="partitioned",
@@ -229,7 +231,7 @@ PARTITIONED: Final = EntitySetting[bool](
     field="enable_partitioning",
     element="EnablePartitioning",
     option="--partitioned",
-    help="spread the entity over partitions",
+    help="spread the entity over 16 partitions, with 16 times the size",
 )
 FORWARD_TO: Final = EntitySetting[str | None](
     name="forward_to",
@@ -291,6 +293,7 @@ BATCHED_OPERATIONS: Final = EntitySetting[bool](
     default=True,
     field="enable_batched_operations",
     element="EnableBatchedOperations",
+    help="stored for clients; commits are always grouped",
 )
 EXPRESS: Final = EntitySetting[bool](
     name="express",
@@ -299,6 +302,7 @@ EXPRESS: Final = EntitySetting[bool](
     default=False,
     field="enable_express",
     element="EnableExpress",
+    help="stored for clients; messages are always durable",
 )
 SUPPORT_ORDERING: Final = EntitySetting[bool](
     name="support_ordering",
@@ -308,6 +312,7 @@ SUPPORT_ORDERING: Final = EntitySetting[bool](
     fixed_for=_QUEUE,
     field="support_ordering",
     element="SupportOrdering",
+    help="stored for clients",
 )
 DEAD_LETTER_ON_FILTER_ERRORS: Final = EntitySetting[bool](
     name="dead_letter_on_filter_errors",
@@ -316,6 +321,7 @@ DEAD_LETTER_ON_FILTER_ERRORS: Final = EntitySetting[bool](
     default=True,
     field="enable_dead_lettering_on_filter_evaluation_exceptions",
     element="DeadLetteringOnFilterEvaluationExceptions",
+    help="dead-letter messages on which a rule fails",
 )
 FILTERING_BEFORE_PUBLISHING: Final = EntitySetting[bool](
     name="filtering_before_publishing",

@@ -201,7 +201,7 @@ def test_directory_in_use_by_another_capture_exits_with_1(namespace: RunningName
 def test_page_lists_every_option() -> None:
     command: Any = typer.main.get_command(app)
     known = {option for one in command.commands["capture"].params for option in one.opts}
-    reported = [option for row in rows_of(HOW_TO, "option", "what it says") for option in codes(row[0])]
+    reported = [option for row in rows_of(HOW_TO, "option", "description") for option in codes(row[0])]
     assert sorted(reported) == sorted(known)
 
 

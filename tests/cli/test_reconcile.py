@@ -174,6 +174,6 @@ def test_both_ledgers_are_required(missing: str) -> None:
 
 
 def test_page_lists_every_option() -> None:
-    reported = [option for row in rows_of(PAGE, "option", "what it says") for option in codes(row[0])]
+    reported = [option for row in rows_of(PAGE, "option", "description") for option in codes(row[0])]
     command = typer.main.get_command(app).commands["reconcile"]  # type: ignore[attr-defined]
     assert reported == [parameter.opts[0] for parameter in command.params]

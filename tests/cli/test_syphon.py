@@ -638,7 +638,7 @@ HOW_TO = ROOT / "docs" / "how-to" / "syphon-on-spark.md"
 def test_page_lists_every_option() -> None:
     command: Any = typer.main.get_command(app)
     known = {option for one in command.commands["syphon"].params for option in one.opts}
-    reported = [option for row in rows_of(HOW_TO, "option", "what it says") for option in codes(row[0])]
+    reported = [option for row in rows_of(HOW_TO, "option", "description") for option in codes(row[0])]
     assert sorted(reported) == sorted(known)
 
 

@@ -197,7 +197,7 @@ def test_reference_lists_constructors_and_members() -> None:
 
 @pytest.mark.parametrize(("head", "kind"), [("setting", MessagingFactorySettings), ("of `RetryPolicy`", RetryPolicy)])
 def test_how_to_connect_names_every_setting_of_the_client_and_its_default(head: str, kind: type[Any]) -> None:
-    rows = rows_of(ROOT / "docs" / "how-to" / "connect.md", head, "default", "what it says")
+    rows = rows_of(ROOT / "docs" / "how-to" / "connect.md", head, "default", "description")
     usual = kind()
     assert {code(name): default for name, default, _ in rows} == {
         field.name: as_a_reader_writes(getattr(usual, field.name)) for field in fields(kind)
@@ -219,7 +219,7 @@ def test_client_reference_names_every_property_of_messages() -> None:
     page = ROOT / "docs" / "reference" / "client.md"
     reported = {code(row[0]) for row in rows_of(page, "property", "in AMQP", "in rules")}
     assert reported == set(inspect.signature(client.BrokeredMessage).parameters) - {"body", "body_kind", "amqp"}
-    received = {code(row[0]) for row in rows_of(page, "attribute", "in AMQP", "what it says")}
+    received = {code(row[0]) for row in rows_of(page, "attribute", "in AMQP", "description")}
     properties = {name for name, kind in vars(client.ReceivedMessage).items() if isinstance(kind, property)}
     assert received == {*inspect.get_annotations(client.ReceivedMessage), *properties, "is_settled"}
 

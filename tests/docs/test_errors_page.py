@@ -49,7 +49,7 @@ def test_row_has_a_cause_and_a_remedy(name: str) -> None:
 
 
 def test_attributes_are_those_of_an_error() -> None:
-    attributes = [code(row[0]) for row in rows_of(PAGE, "attribute", "what it says")]
+    attributes = [code(row[0]) for row in rows_of(PAGE, "attribute", "description")]
     assert {*attributes} - {"__cause__"} == {*vars(MessagingError("for a look"))}
     assert hasattr(MessagingError(""), "__cause__")
 

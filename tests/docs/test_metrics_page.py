@@ -18,7 +18,7 @@ from tests.docs.tables import code, codes, rows_of
 ROWS = {
     code(name): (kind, set(codes(labels)))
     for name, kind, labels, _ in rows_of(
-        ROOT / "docs" / "reference" / "metrics.md", "metric", "kind", "labels", "what it says"
+        ROOT / "docs" / "reference" / "metrics.md", "metric", "type", "labels", "description"
     )
 }
 

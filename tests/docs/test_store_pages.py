@@ -75,7 +75,7 @@ def make_namespace(records: Any) -> Namespace:
 
 
 def test_table_of_keys_has_every_kind() -> None:
-    rows = rows_of(LAYOUT, "first byte", "then", "value")
+    rows = rows_of(LAYOUT, "first byte", "rest of the key", "value")
     kinds = [value for name, value in vars(keys).items() if name.isupper() and isinstance(value, bytes)]
     assert sorted(row[0] for row in rows) == sorted(f"`{kind.decode()}`" for kind in kinds)
     assert len(kinds) == len({*kinds})

@@ -49,8 +49,8 @@ SIGNALS = {
     "`release`": Signal.RELEASED,
 }
 
-OPTIONS = rows_of(REFERENCE, "option", "default", "range", "what it says")
-SYPHON_SETTINGS = rows_of(REFERENCE, "of `SyphonSettings`", "default", "range", "what it says")
+OPTIONS = rows_of(REFERENCE, "option", "default", "range", "description")
+SYPHON_SETTINGS = rows_of(REFERENCE, "of `SyphonSettings`", "default", "range", "description")
 
 
 # The explanation.
@@ -192,7 +192,7 @@ def test_every_method_of_a_pair_is_listed_with_its_arguments() -> None:
 
 @pytest.mark.parametrize("kind", [PairStatus, PairedEntityStatus, BacklogQueueStatus, SyphonStatus, SyphonContext])
 def test_c19_every_status_field_is_listed(kind: type[Any]) -> None:
-    rows = rows_of(REFERENCE, f"of `{kind.__name__}`", "what it says")
+    rows = rows_of(REFERENCE, f"of `{kind.__name__}`", "description")
     more = {
         f"{name}()" if inspect.isfunction(one) else name for name, one in vars(kind).items() if is_documented(name, one)
     }
@@ -219,7 +219,7 @@ def test_c19_every_event_is_listed_with_its_fields() -> None:
 def test_c19_every_metric_is_listed_with_its_kind_and_labels() -> None:
     documented = {
         code(name): (kind, codes(labels))
-        for name, kind, labels, _ in rows_of(REFERENCE, "metric", "kind", "labels", "what it says")
+        for name, kind, labels, _ in rows_of(REFERENCE, "metric", "type", "labels", "description")
     }
     text = a_status().metrics()
     kinds = re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)

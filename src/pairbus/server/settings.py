@@ -548,7 +548,7 @@ _KINDS: Final[Mapping[type, str]] = {
 
 def settings_table() -> str:
     """Return all settings as a Markdown table."""
-    lines = ["| setting | kind | default | what it says |", "|---|---|---|---|"]
+    lines = ["| setting | kind | default | description |", "|---|---|---|---|"]
     for setting in SETTINGS.values():
         default = f"`{setting.shown_default}`" if setting.shown_default else ""
         lines.append(f"| `{setting.name}` | {_shown_kind(setting)} | {default} | {setting.summary} |")
