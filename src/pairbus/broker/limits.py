@@ -87,7 +87,7 @@ class Limits:
 
 INT32_MAX: Final = 2**31 - 1
 
-# Backlog queues of a pair are created with the largest delivery count (C5), so every tier accepts it.
+# Backlog queues of a pair are created with the largest delivery count, so every tier accepts it.
 STANDARD: Final = Limits(message_bytes=256 * KILOBYTE, batch_bytes=256 * KILOBYTE, max_delivery_count=INT32_MAX)
 PREMIUM: Final = Limits(
     message_bytes=MEGABYTE,

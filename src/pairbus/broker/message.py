@@ -35,7 +35,7 @@ class NewMessage(NamedTuple):
     """Bytes of the body that are properties."""
 
     ping: bool = False
-    """True for a ping: accepted like any message, then discarded (C13)."""
+    """True for a ping: accepted like any message, then discarded."""
 
     returned: bool = False
     """True if it comes from a backlog. The broker keeps this for cost reports."""

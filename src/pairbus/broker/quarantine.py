@@ -1,4 +1,4 @@
-"""Quarantine of unreadable messages: out of service, but never lost without a trace (E6)."""
+"""Quarantine of unreadable messages: out of service, but never lost without a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repair of an entity whose index is inconsistent: an audit notices it, and it is loaded from the store again (B4).
+"""Repair of an entity whose index is inconsistent: an audit notices it, and it is loaded from the store again.
 
 The store is the truth: what was confirmed is there. Everything here is done in small steps between other requests, so
 other entities go on.

@@ -40,7 +40,7 @@ NAMESPACE: Final = "com.pairbus:namespace"
 TIMESPAN: Final = "com.microsoft:timespan"
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
-"""The content type of a ping, which only checks whether an entity is available (SYSTEM C13)."""
+"""The content type of a ping, which only checks whether an entity is available."""
 
 
 UNIX_EPOCH_TICKS: Final = 621_355_968_000_000_000

@@ -41,7 +41,7 @@ class BusyProtocol(asyncio.Protocol):
     """Detects the peer's protocol, responds that the server is busy, and closes. ``finished`` is done when it is
     closed.
 
-    Without a response the peer would consider the server dead, and a paired sender would fail over (B2, C7). The
+    Without a response the peer would consider the server dead, and a paired sender would fail over. The
     creator sets a deadline, and aborts the transport then.
     """
 

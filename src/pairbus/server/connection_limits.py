@@ -1,4 +1,4 @@
-"""The limits of a connection, from the settings (E5)."""
+"""The limits of a connection, from the settings."""
 
 from __future__ import annotations
 

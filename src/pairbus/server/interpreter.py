@@ -1,4 +1,4 @@
-"""Interpreter settings of the server process: thread switches and garbage collection (E5)."""
+"""Interpreter settings of the server process: thread switches and garbage collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns on the event loop: one unproven peer at a time, and a rest for a client that has held it too long (E3, E5)."""
+"""Turns on the event loop: one unproven peer at a time, and a rest for a client that has held it too long."""
 
 from __future__ import annotations
 

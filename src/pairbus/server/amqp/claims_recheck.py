@@ -1,4 +1,4 @@
-"""After a change of keys: checks the grants of all connections, some of them in each pass of the event loop (E5)."""
+"""After a change of keys: checks the grants of all connections, some of them in each pass of the event loop."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class Producer(Node):
         delivery.context = self  # so that it is found if it is overdue, even if its link is detached by then
         self._connection.confirm(delivery, ACCEPTED)
 
-    # While the storage stalls (B3)
+    # While the storage stalls
 
     def on_overdue(self, delivery: Delivery, commit: CommitId) -> bool:
         host = self._connection.host
@@ -263,7 +263,7 @@ class Producer(Node):
         if self._connection.is_connected():
             self._connection.host.unanswered.forget(key, send)
 
-    # With a side buffer (B3)
+    # With a side buffer
 
     def _send_or_buffer(self, buffer: SideBuffer, delivery: Delivery, messages: list[NewMessage]) -> bool:
         """Send to the store, or to the side buffer if the store fails or the buffer has messages of the entity.

@@ -26,7 +26,7 @@ from pairbus.store.buffer_directory import BufferDirectory
 _log = logging.getLogger(__name__)
 
 MERGE_WITHIN_S: Final = 15 * 60.0
-"""Time within which a message has to be merged (B3); after it, the buffer raises an alarm."""
+"""Time within which a message has to be merged; after it, the buffer raises an alarm."""
 
 _CHECK_S: Final = 5.0
 """Interval of checks whether a message is overdue."""
