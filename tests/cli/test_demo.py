@@ -42,7 +42,7 @@ from pairbus.jobs.reconcile.reconciliation import MEASURES
 from pairbus.jobs.reconcile.report import EDGES, MissingMessage, Waits
 from pairbus.pairing import EntityState
 from tests.jobs.processes import kill_session, members
-from tests.server.books import rows_of
+from tests.server.ledger_rows import rows_of
 
 PATIENCE_S = 60.0
 LONG_S = 840.0
@@ -346,10 +346,10 @@ def doubling_one(tally: MessageLog) -> None:
     tally.note_completed("orders", "o1", 99)
 
 
-@pytest.mark.parametrize("mishap", [failing_send, losing_one, doubling_one])
-def test_outcome_is_not_fine_if_the_application_lost_or_failed(mishap: Any) -> None:
+@pytest.mark.parametrize("planned", [failing_send, losing_one, doubling_one])
+def test_outcome_is_not_fine_if_the_application_lost_or_failed(planned: Any) -> None:
     tally = a_tally()
-    mishap(tally)
+    planned(tally)
     assert not an_outcome(tally).is_fine
 
 

@@ -116,7 +116,7 @@ PAIR: Final = {name: parameter.default for name, parameter in PAIR_PARAMETERS.it
 IDLE_A_DAY: Final = PAIR["backlog_queue_count"] * (timedelta(days=1) // SYPHON.long_poll)
 STANDARD_CARD: Final = tomllib.loads((ROOT / "src/pairbus/jobs/cost/rates/standard.toml").read_text("utf-8"))
 RUNS: Final = test_simulation.RUNS * (1 if THOROUGH else _PART)
-OUTAGES: Final = sum(len(make_plan(seed).mishaps) for seed in range(RUNS)) // 1_000 * 1_000
+OUTAGES: Final = sum(len(make_plan(seed).planned_faults) for seed in range(RUNS)) // 1_000 * 1_000
 FORECAST: Final = forecast.Workload(messages_per_day=1)
 
 Figures = list[tuple[str, *tuple[Spellings, ...]]]

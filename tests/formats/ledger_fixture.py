@@ -20,7 +20,7 @@ from pairbus.ledger import LIVES, OPERATIONS, LifecycleEvent
 from pairbus.ledger.events import unpack_lives
 from tests.formats.format_versions import records_in
 from tests.pairing.processes import NamespaceProcess
-from tests.server.books import operations_in, rows_of
+from tests.server.ledger_rows import operations_in, rows_of
 from tests.waiting import eventually_async
 
 KIND: Final = "ledger"

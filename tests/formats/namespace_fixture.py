@@ -33,7 +33,7 @@ from pairbus import (
 from pairbus.client.message import encode_brokered
 from pairbus.dialect.annotations import TRANSFER_DESTINATION
 from pairbus.wire import Char, Symbol, UInt
-from tests.formats.survey import DEAD_LETTERS, look, survey
+from tests.formats.namespace_content import DEAD_LETTERS, peek_all, read_content
 from tests.pairing.processes import NamespaceProcess
 from tests.server.test_e6_damage import overwrite
 from tests.waiting import eventually_async
@@ -227,7 +227,7 @@ async def _damage(served: NamespaceProcess, data: Path) -> None:
     async with MessagingFactory.from_connection_string(served.connection_string) as factory:
         async with await factory.create_message_receiver("damaged") as receiver:
             await receiver.abandon(await _receive(receiver, 2))
-        assert [message.message_id for message in await look(factory, f"damaged/{DEAD_LETTERS}")] == ["damaged-0"]
+        assert [message.message_id for message in await peek_all(factory, f"damaged/{DEAD_LETTERS}")] == ["damaged-0"]
 
 
 async def _fill(connection: str) -> dict[str, Any]:
@@ -245,7 +245,7 @@ async def _fill(connection: str) -> dict[str, Any]:
         await _fill_forwards(factory)
         await _fill_topic(factory, later)
         return {
-            **await survey(connection),
+            **await read_content(connection),
             "connection": connection,
             "sessions": sessions,
             "history": history,
@@ -360,13 +360,13 @@ async def _fill_states(factory: MessagingFactory, later: datetime) -> None:
         await sender.send(BrokeredMessage("gone in a day", message_id="short-lived", time_to_live=DAY))
         numbers = [
             message.sequence_number
-            for message in await look(factory, "states")
+            for message in await peek_all(factory, "states")
             if str(message.message_id).startswith("cancelled")
         ]
         await sender.cancel_scheduled(numbers)
 
     async def are_buried() -> bool:
-        found = await look(factory, f"states/{DEAD_LETTERS}")
+        found = await peek_all(factory, f"states/{DEAD_LETTERS}")
         return {message.message_id for message in found} == {"states-2", "states-3", "expired"}
 
     await eventually_async(are_buried)

@@ -29,8 +29,8 @@ from pairbus.dialect.paths import backlog_path
 from pairbus.pairing.syphon import SyphonContext, SyphonSettings
 from tests.formats.entity_status import set_status
 from tests.formats.killed_program import lines_until
-from tests.formats.survey import look, plain
-from tests.jobs.freight import Strings
+from tests.formats.namespace_content import peek_all, plain
+from tests.jobs.sent_messages import Strings
 from tests.pairing.processes import BACKLOG_QUEUES, NamespaceProcess, pairing
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ def make(directory: Path) -> dict[str, Any]:
         "secondary": SECONDARY,
         "backlog": [*BACKLOG],
         "down": DOWN,
-        "home": {_found_in(path): [_portrait(path, number) for number in range(len(_SENT[path]))] for path in _SENT},
+        "home": {
+            _found_in(path): [_message_values(path, number) for number in range(len(_SENT[path]))] for path in _SENT
+        },
     }
 
 
@@ -134,7 +136,7 @@ def _found_in(path: str) -> str:
     return "news/Subscriptions/all" if path == "news" else path
 
 
-def _portrait(path: str, number: int) -> dict[str, Any]:
+def _message_values(path: str, number: int) -> dict[str, Any]:
     """Return what must be found of a message."""
     given = dict(_SENT[path][number])
     if "time_to_live" in given:
@@ -147,7 +149,7 @@ def _portrait(path: str, number: int) -> dict[str, Any]:
 async def _left(connection: str) -> tuple[int, int]:
     """Return how many messages are in the backlog, and how many of them are parked."""
     async with MessagingFactory.from_connection_string(connection) as factory:
-        found = [message for path in BACKLOG for message in await look(factory, path)]
+        found = [message for path in BACKLOG for message in await peek_all(factory, path)]
     return len(found), sum(message.state is MessageState.DEFERRED for message in found)
 
 

@@ -28,7 +28,7 @@ from pairbus import (
 from pairbus.server.side_buffer.archive import QUARANTINE_FILE as SET_ASIDE
 from tests.formats.entity_status import set_status
 from tests.formats.format_versions import parcels_in, records_in
-from tests.formats.survey import plain
+from tests.formats.namespace_content import plain
 from tests.server.side_buffer.small_server import Served, serving
 from tests.server.side_buffer.test_server import metric
 from tests.waiting import eventually_async

@@ -38,9 +38,9 @@ from tests.formats.entity_status import set_status
 from tests.formats.fixture import Fixture, fixtures
 from tests.formats.format_versions import CURRENT, NAMED, stored_versions
 from tests.formats.ledger_fixture import LEDGER, LIFE, SORT
-from tests.formats.survey import expect, look, portrait, survey
+from tests.formats.namespace_content import expect, message_values, peek_all, read_content
 from tests.server.amqp.clocked_namespace import ClockedNamespace, SettableClock
-from tests.server.books import operations_in, rows_of
+from tests.server.ledger_rows import operations_in, rows_of
 from tests.server.side_buffer.test_server import held
 from tests.waiting import eventually
 
@@ -133,7 +133,7 @@ def test_data_directory_is_opened_with_everything_in_it(
     for start in ("the first start", "the second start"):
         with opened(fixture, data) as namespace:
             assert namespace.key == parse_connection_string(manifest["connection"]).key, start
-            found = asyncio.run(survey(namespace.connection_string))
+            found = asyncio.run(read_content(namespace.connection_string))
         assert f"damaged=0 quarantined={manifest['quarantined']}" in caplog.text, start
         caplog.clear()
         expect({name: manifest[name] for name in ("queues", "topics", "messages")}, found, start)
@@ -162,11 +162,11 @@ def test_data_directory_goes_on_with_everything_in_it(fixture: Fixture, tmp_path
 async def expect_history(factory: MessagingFactory, manifest: Mapping[str, Any]) -> None:
     """Check that a message sent before the upgrade is a duplicate."""
     for path, remembered in manifest["history"].items():
-        before = [message.sequence_number for message in await look(factory, path)]
+        before = [message.sequence_number for message in await peek_all(factory, path)]
         async with await factory.create_message_sender(path) as sender:
             for message in remembered:
                 await sender.send(BrokeredMessage("again", **message))
-        assert [message.sequence_number for message in await look(factory, path)] == before, path
+        assert [message.sequence_number for message in await peek_all(factory, path)] == before, path
 
 
 async def expect_messages(factory: MessagingFactory, manifest: Mapping[str, Any]) -> None:
@@ -180,7 +180,7 @@ async def expect_messages(factory: MessagingFactory, manifest: Mapping[str, Any]
         else:
             async with await factory.create_message_receiver(path) as receiver:
                 await expect_received(receiver, path, left, come)
-        assert await look(factory, path) == []
+        assert await peek_all(factory, path) == []
 
 
 async def expect_sessions(
@@ -211,10 +211,10 @@ async def expect_received(
     assert in_partitions(message.sequence_number for message in known) == in_partitions(active), path
     assert [message.message_id for message in received if message not in known] == late, path
     for message in known:
-        expect(expected[message.sequence_number], portrait(message, path), path)
+        expect(expected[message.sequence_number], message_values(message, path), path)
     deferred = [number for number, message in expected.items() if message["state"] == "deferred"]
     for message in await receiver.receive_deferred(deferred):
-        expect(expected[message.sequence_number], portrait(message, path), path)
+        expect(expected[message.sequence_number], message_values(message, path), path)
         await receiver.complete(message)
 
 
@@ -238,12 +238,12 @@ async def expect_routing(factory: MessagingFactory, manifest: Mapping[str, Any])
         for message in kept[prefix + everything]:
             await sender.send(again(message))
     for path, messages in kept.items():
-        found = [portrait(message, path) for message in await look(factory, path)]
+        found = [message_values(message, path) for message in await peek_all(factory, path)]
         assert Counter(map(outward, found)) == Counter(map(outward, messages)), path
 
 
 def again(message: Mapping[str, Any]) -> BrokeredMessage:
-    """Return a message as it was sent, from its portrait, with another body: no rule sees that."""
+    """Return a message as it was sent, from its message_values, with another body: no rule sees that."""
     sent = {name: value for name, value in message.items() if not name.startswith("body")}
     return message_of(json.dumps({"body": "again", **sent}))
 
@@ -257,7 +257,7 @@ async def expect_forwarding(factory: MessagingFactory, manifest: Mapping[str, An
     for source, target in manifest["forwards"].items():
         async with await factory.create_message_sender(source) as sender:
             await sender.send(BrokeredMessage("onward", message_id="onward"))
-        assert "onward" in [message.message_id for message in await look(factory, target)]
+        assert "onward" in [message.message_id for message in await peek_all(factory, target)]
 
 
 async def expect_access(connection: str, manifest: Mapping[str, Any]) -> None:
@@ -284,7 +284,7 @@ async def may_send(factory: MessagingFactory, path: str) -> bool:
 
 async def may_listen(factory: MessagingFactory, path: str) -> bool:
     try:
-        await look(factory, path)
+        await peek_all(factory, path)
     except UnauthorizedError:
         return False
     return True
@@ -314,7 +314,7 @@ def test_side_buffer_is_merged_with_each_message_once_and_in_order(fixture: Fixt
 
 async def expect_merged(connection: str, manifest: Mapping[str, Any]) -> None:
     """Every message that was confirmed is there, in the order of each partition."""
-    found = (await survey(connection))["messages"]
+    found = (await read_content(connection))["messages"]
     for path, messages in manifest["merged"].items():
         expect(sorted(messages, key=partition_key), sorted(found.pop(path), key=partition_key), path)
     assert not found

@@ -30,14 +30,14 @@ from pairbus.testing import RunningNamespace, running_namespace
 from tests.formats.capture_fixture import BOOK, FILES
 from tests.formats.entity_status import set_status
 from tests.formats.fixture import Fixture
+from tests.formats.namespace_content import expect, message_values, peek_all
 from tests.formats.pair_fixture import CHECKPOINT, LEDGERS, context
 from tests.formats.streams_fixture import CHECKPOINTS, Rows, start
-from tests.formats.survey import expect, look, portrait
 from tests.formats.test_formats import of_each
 from tests.jobs.capture.entities import depth, send, sent
 from tests.jobs.capture.messages import ids
-from tests.jobs.freight import Strings
-from tests.server.books import rows_of
+from tests.jobs.sent_messages import Strings
+from tests.server.ledger_rows import rows_of
 
 LIMIT_S: Final = 300
 
@@ -202,9 +202,9 @@ async def syphon(
         finally:
             await running.close()
         for path, messages in manifest["home"].items():
-            expect(messages, [portrait(message, path) for message in await look(home, path)], path)
+            expect(messages, [message_values(message, path) for message in await peek_all(home, path)], path)
         for path in manifest["backlog"]:
-            assert await look(away, path) == []
+            assert await peek_all(away, path) == []
 
 
 def invoke(*arguments: object) -> Result:

@@ -21,8 +21,8 @@ from pairbus.jobs.syphon.outcome import BatchReport
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.jobs.syphon.spark_syphon import SparkSyphon
 from pairbus.pairing.syphon import SyphonContext, SyphonSettings
-from tests.jobs.freight import Strings, backlog_queues
 from tests.jobs.processes import kill_session, members
+from tests.jobs.sent_messages import Strings, backlog_queues
 from tests.spark.class_archive import java_options
 
 _ROOT: Final = Path(__file__).resolve().parents[2]

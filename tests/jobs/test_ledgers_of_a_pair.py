@@ -14,7 +14,7 @@ from pairbus.jobs.reconcile.reconciliation import reconcile
 from pairbus.jobs.reconcile.report import ReconcileVerdict, report
 from pairbus.spark.session import ensured_session
 from tests.jobs.outage import outage
-from tests.server.books import operations_in, rows_of
+from tests.server.ledger_rows import operations_in, rows_of
 
 MESSAGES = 3_000
 

@@ -36,7 +36,16 @@ from pairbus.pairing.syphon import Held, InProcessSyphon, SyphonContext, SyphonS
 from pairbus.spark.session import ensured_session
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue
-from tests.jobs.freight import Freight, Strings, dead_letters, depth, look, make_backlog, make_queues, send_raw
+from tests.jobs.sent_messages import (
+    SentMessages,
+    Strings,
+    dead_letters,
+    depth,
+    make_backlog,
+    make_queues,
+    peek_all,
+    send_raw,
+)
 from tests.waiting import eventually_async
 
 LIMIT_S: Final = 500.0
@@ -180,10 +189,10 @@ async def receive_all(factory: MessagingFactory, path: str) -> int:
 def test_d2_backlog_is_delivered(strings: Strings, spark: SparkSession, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with scene(strings, spark, tmp_path) as at:
-            freight = Freight(await at.destinations(2), at.queues)
-            await freight.load(at.secondary, 100)
+            sent_messages = SentMessages(await at.destinations(2), at.queues)
+            await sent_messages.load(at.secondary, 100)
             assert (await at.drain()).counts[OutcomeKind.DELIVERED] == 100
-            (await freight.arrivals(at.primary)).assert_exact()
+            (await sent_messages.arrivals(at.primary)).assert_exact()
             assert await at.left() == 0
 
     play(scenario())
@@ -196,19 +205,22 @@ def test_c15_once_what_can_be_delivered_is_and_the_rest_is_parked_or_dead_letter
     async def scenario() -> None:
         async with scene(strings, spark, tmp_path) as at:
             good, down = await at.destinations(6), await at.destinations(2, status=EntityStatus.SEND_DISABLED)
-            freight, waiting = Freight(good, at.queues, sessions=5), Freight(down, at.queues, seed=2, sessions=3)
-            await freight.load(at.secondary, 600)
+            sent_messages, waiting = (
+                SentMessages(good, at.queues, sessions=5),
+                SentMessages(down, at.queues, seed=2, sessions=3),
+            )
+            await sent_messages.load(at.secondary, 600)
             await waiting.load(at.secondary, 300)
             await send_raw(at.secondary, at.queues[0], poison(good[0]).values())
-            await freight.load(at.secondary, 1_400)
+            await sent_messages.load(at.secondary, 1_400)
 
             drained = await at.drain(max_messages=700)
-            arrived = await freight.arrivals(at.primary)
+            arrived = await sent_messages.arrivals(at.primary)
             arrived.assert_exact()
             assert not arrived.disordered
             assert drained.counts[OutcomeKind.DELIVERED] == drained.status.syphoned == 2_000
             assert {*drained.status.waiting} == {*down}
-            parked = [one for path in at.queues for one in await look(at.secondary, path)]
+            parked = [one for path in at.queues for one in await peek_all(at.secondary, path)]
             assert [one.state for one in parked] == [MessageState.DEFERRED] * 300
 
             dead = {one.dead_letter_reason: one for one in await dead_letters(at.secondary, at.queues)}
@@ -236,22 +248,22 @@ def test_c15_running_syphon_keeps_up_with_a_backlog_that_grows_and_outlives_the_
 ) -> None:
     async def scenario() -> None:
         async with scene(strings, spark, tmp_path) as at:
-            freight = Freight(await at.destinations(4), at.queues)
-            await freight.load(at.secondary, 200)
+            sent_messages = SentMessages(await at.destinations(4), at.queues)
+            await sent_messages.load(at.secondary, 200)
             async with at.running() as syphon:
                 for _ in range(4):  # it grows while it is drained
-                    await freight.load(at.secondary, 200)
+                    await sent_messages.load(at.secondary, 200)
                     await asyncio.sleep(0.3)
                 await at.emptied()
-                (await freight.arrivals(at.primary)).assert_exact()
+                (await sent_messages.arrivals(at.primary)).assert_exact()
 
                 await asyncio.to_thread(primary.stop)
-                await freight.load(at.secondary, 500)
+                await sent_messages.load(at.secondary, 500)
                 await eventually_async(lambda: OutcomeKind.GIVEN_BACK in syphon.counts)
                 await asyncio.to_thread(primary.start)
                 await at.emptied()
                 assert OutcomeKind.PARKED not in syphon.counts
-            (await freight.arrivals(at.primary)).assert_complete()
+            (await sent_messages.arrivals(at.primary)).assert_complete()
 
     play(scenario())
 
@@ -268,13 +280,13 @@ def test_c15_short_locks_are_renewed_until_a_batch_is_delivered(
 
     async def scenario() -> None:
         async with scene(strings, spark, tmp_path, queues=1, lock_s=lock_s) as at:
-            freight = Freight(await at.destinations(3), at.queues)
-            await freight.load(at.secondary, 2_000)
+            sent_messages = SentMessages(await at.destinations(3), at.queues)
+            await sent_messages.load(at.secondary, 2_000)
             syphon = at.syphon(max_messages=2_000, held=held_later)
             await syphon.drain()
             await syphon.close()
             assert syphon.counts == {OutcomeKind.DELIVERED: 2_000}
-            (await freight.arrivals(at.primary)).assert_exact()
+            (await sent_messages.arrivals(at.primary)).assert_exact()
 
     play(scenario())
 
@@ -309,8 +321,8 @@ def test_c14_idle_syphon_asks_no_more_than_its_long_polls(
 ) -> None:
     async def scenario() -> None:
         async with scene(strings, spark, tmp_path) as at, at.running(long_poll=timedelta(seconds=3)) as syphon:
-            freight = Freight(await at.destinations(1), at.queues)
-            await freight.load(at.secondary, 10)
+            sent_messages = SentMessages(await at.destinations(1), at.queues)
+            await sent_messages.load(at.secondary, 10)
             await at.emptied()
             loop = asyncio.get_running_loop()
 
@@ -337,13 +349,13 @@ def test_c15_full_destination_is_waited_for_and_holds_up_no_other(
         async with scene(strings, spark, tmp_path) as at:
             full, good = make_queue(primary, max_size_megabytes=1), await at.destinations(3)
             await send_raw(at.primary, full, [encode_brokered(BrokeredMessage(b"x" * 100_000))] * 10)
-            freight, waiting = Freight(good, at.queues), Freight([full], at.queues, seed=2, sessions=4)
+            sent_messages, waiting = SentMessages(good, at.queues), SentMessages([full], at.queues, seed=2, sessions=4)
             async with at.running() as syphon:
                 await waiting.load(at.secondary, 500)
-                await freight.load(at.secondary, 1_000)
+                await sent_messages.load(at.secondary, 1_000)
 
                 async def others_are_home() -> bool:
-                    return not (await freight.arrivals(at.primary)).lost
+                    return not (await sent_messages.arrivals(at.primary)).lost
 
                 await eventually_async(others_are_home)
                 await eventually_async(lambda: {*syphon.status.waiting} == {full})
@@ -365,17 +377,20 @@ def test_c15_destination_that_comes_and_goes_gets_everything_in_order(
     async def scenario() -> None:
         async with scene(strings, spark, tmp_path) as at:
             flapping, good = await at.destinations(1), await at.destinations(3)
-            freight, other = Freight(flapping, at.queues[:1], sessions=6), Freight(good, at.queues, seed=2)
+            sent_messages, other = (
+                SentMessages(flapping, at.queues[:1], sessions=6),
+                SentMessages(good, at.queues, seed=2),
+            )
             async with at.running(max_messages=100) as syphon:
                 for turn in range(6):
-                    await freight.load(at.secondary, 150)
+                    await sent_messages.load(at.secondary, 150)
                     await other.load(at.secondary, 150)
                     status = EntityStatus.SEND_DISABLED if turn % 2 == 0 else EntityStatus.ACTIVE
                     await at.set_status(flapping[0], status)
                     await asyncio.sleep(1.5)
                 await at.emptied()
                 await eventually_async(lambda: syphon.status.syphoned >= 1_800)  # it is told after they are gone
-            arrived = await freight.arrivals(at.primary)
+            arrived = await sent_messages.arrivals(at.primary)
             arrived.assert_exact()
             assert not arrived.disordered
             (await other.arrivals(at.primary)).assert_exact()
@@ -389,15 +404,15 @@ def test_c15_once_ends_though_the_backlog_grows_all_the_time(
 ) -> None:
     async def scenario() -> None:
         async with scene(strings, spark, tmp_path) as at:
-            freight = Freight(await at.destinations(4), at.queues)
-            await freight.load(at.secondary, 1_000)
-            first = {*freight.sent}
+            sent_messages = SentMessages(await at.destinations(4), at.queues)
+            await sent_messages.load(at.secondary, 1_000)
+            first = {*sent_messages.sent}
 
             drained = asyncio.Event()
 
             async def grow() -> None:
                 while not drained.is_set():
-                    await freight.load(at.secondary, 50)
+                    await sent_messages.load(at.secondary, 50)
                     await asyncio.sleep(0.05)
 
             async with asyncio.TaskGroup() as group:
@@ -406,11 +421,11 @@ def test_c15_once_ends_though_the_backlog_grows_all_the_time(
                     await asyncio.wait_for(at.drain(max_messages=200), 120)
                 finally:
                     drained.set()  # what is being sent then is sent to its end
-            arrived = await freight.arrivals(at.primary)
+            arrived = await sent_messages.arrivals(at.primary)
             assert not first & arrived.lost
             assert arrived.lost, "it has not grown to the end"
             await at.drain()
-            (await freight.arrivals(at.primary)).assert_exact()
+            (await sent_messages.arrivals(at.primary)).assert_exact()
 
     play(scenario())
 
@@ -426,10 +441,10 @@ def test_c15_two_syphons_at_once(
 ) -> None:
     async def scenario() -> None:
         async with scene(strings, spark, tmp_path) as at, strings.factories() as (primary, secondary):
-            freight = Freight(
+            sent_messages = SentMessages(
                 await at.destinations(5, requires_duplicate_detection=detects), at.queues, sessions=0 if detects else 7
             )
-            await freight.load(at.secondary, 4_000)
+            await sent_messages.load(at.secondary, 4_000)
             context = replace(at.context(), primary=primary, secondary=secondary)
             settings = SparkSyphonSettings(session=spark, checkpoint=tmp_path / "other", max_messages=400)
             second = SparkSyphon(context, settings) if other == "spark" else InProcessSyphon(context)
@@ -437,13 +452,13 @@ def test_c15_two_syphons_at_once(
                 await eventually_async(lambda: first.status.syphoned > 0)
                 try:  # one on Spark first waits for the locks of what lies before
                     await second.start()
-                    await freight.load(at.secondary, 1_000)
+                    await sent_messages.load(at.secondary, 1_000)
                     await at.emptied()
                     # a batch is counted when it ends, which is after its messages are gone
                     await eventually_async(lambda: first.status.syphoned + second.status.syphoned == 5_000)
                 finally:
                     await second.close()
-            (await freight.arrivals(at.primary)).assert_exact()
+            (await sent_messages.arrivals(at.primary)).assert_exact()
 
     play(scenario())
 
@@ -454,12 +469,12 @@ def test_c15_it_can_be_closed_while_the_primary_is_away(
 ) -> None:
     async def scenario() -> None:
         async with scene(strings, spark, tmp_path) as at:
-            freight = Freight(await at.destinations(2), at.queues)
+            sent_messages = SentMessages(await at.destinations(2), at.queues)
             syphon = at.syphon()
             await syphon.start()
             await asyncio.to_thread(primary.stop)
             try:
-                await freight.load(at.secondary, 200)
+                await sent_messages.load(at.secondary, 200)
                 await eventually_async(lambda: OutcomeKind.GIVEN_BACK in syphon.counts)
                 await asyncio.wait_for(syphon.close(), 60)
                 assert await at.left() == 200
@@ -469,7 +484,7 @@ def test_c15_it_can_be_closed_while_the_primary_is_away(
             assert not spark.streams.active
             while await at.left():  # what a drain finds locked or parked, or cannot deliver yet, stays for the next one
                 await at.drain()
-            (await freight.arrivals(at.primary)).assert_exact()
+            (await sent_messages.arrivals(at.primary)).assert_exact()
 
     play(scenario())
 
@@ -502,7 +517,7 @@ def test_d2_queue_deleted_under_a_pair_is_created_again_and_drained_by_the_query
             message = BrokeredMessage(b"new", message_id="new")
             await send_raw(at.secondary, at.queues[1], [divert(encode_brokered(message), path)])
             await at.emptied()
-            assert [one.message_id for one in await look(at.primary, path)] == ["new"]
+            assert [one.message_id for one in await peek_all(at.primary, path)] == ["new"]
             await at.primary.close()
 
     with caplog.at_level("INFO", "pairbus.jobs"):
@@ -537,8 +552,8 @@ def test_c15_queue_that_stays_deleted_holds_up_no_other(
                 message = BrokeredMessage(b"found", message_id="found")
                 await send_raw(at.secondary, at.queues[0], [divert(encode_brokered(message), lost)])
                 await eventually_async(lambda: syphon.status.syphoned == 21)
-            assert [one.message_id for one in await look(at.primary, lost)] == ["found"]
-            assert len(await look(at.primary, kept)) == 20
+            assert [one.message_id for one in await peek_all(at.primary, lost)] == ["found"]
+            assert len(await peek_all(at.primary, kept)) == 20
 
     with caplog.at_level("INFO", "pairbus.jobs"):
         play(scenario())

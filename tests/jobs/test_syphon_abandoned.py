@@ -20,8 +20,8 @@ from pairbus.jobs.syphon.spark_syphon import SparkSyphon
 from pairbus.pairing.syphon import SyphonContext, SyphonSettings
 from pairbus.testing import running_namespace
 from tests.docs.snippets import ROOT
-from tests.jobs.freight import Freight, Strings, backlog_queues, make_backlog, make_queues
 from tests.jobs.processes import kill_session, members
+from tests.jobs.sent_messages import SentMessages, Strings, backlog_queues, make_backlog, make_queues
 from tests.waiting import eventually_async
 
 START_S: Final = 240.0
@@ -60,7 +60,7 @@ async def load(strings: Strings) -> None:
     queues = await make_backlog(strings.secondary, 1)
     destinations = await make_queues(strings.primary, "orders", 1)
     async with strings.factories() as (_, secondary):
-        await Freight(destinations, queues).load(secondary, MESSAGES)
+        await SentMessages(destinations, queues).load(secondary, MESSAGES)
 
 
 async def application() -> None:

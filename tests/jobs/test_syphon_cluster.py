@@ -16,8 +16,8 @@ import pytest
 from pairbus import EntityStatus, MessagingFactory, NamespaceManager
 from tests.jobs.cluster import EXECUTOR, PYTHON, Cluster, cluster
 from tests.jobs.driver import driver
-from tests.jobs.freight import Freight, MixedFreight, Strings, depth, make_backlog, make_queues
 from tests.jobs.processes import kill
+from tests.jobs.sent_messages import MixedMessages, SentMessages, Strings, depth, make_backlog, make_queues
 from tests.pairing.processes import NamespaceProcess
 from tests.waiting import eventually_async
 
@@ -54,11 +54,11 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
 async def bring_home_20_000(strings: Strings, directory: Path, master: str) -> None:
     async with strings.factories() as (primary, secondary):
         queues = await make_backlog(strings.secondary, 10, timedelta(minutes=1))
-        freight = Freight(await make_queues(strings.primary, "home", 40), queues, sessions=20)
-        await freight.load(secondary, 20_000)
+        sent_messages = SentMessages(await make_queues(strings.primary, "home", 40), queues, sessions=20)
+        await sent_messages.load(secondary, 20_000)
         async with driver(strings, directory, queues=10, master=master, max_messages=4_000, once=True) as syphon:
             assert await syphon.ended() == 0
-        arrived = await freight.arrivals(primary)
+        arrived = await sent_messages.arrivals(primary)
         print(f"{master}: {arrived}", *syphon.batches, sep="\n")
         arrived.assert_exact()
         assert not arrived.disordered
@@ -87,26 +87,26 @@ def test_e1_executors_and_their_workers_are_killed_while_a_destination_is_down_a
     async def scenario() -> None:
         async with strings.factories() as (primary, secondary):
             queues = await make_backlog(strings.secondary, QUEUES)
-            freight = await MixedFreight.make(strings.primary, queues, seed)
-            down = Freight(
+            sent_messages = await MixedMessages.make(strings.primary, queues, seed)
+            down = SentMessages(
                 await make_queues(strings.primary, "down", 1, status=EntityStatus.SEND_DISABLED),
                 queues,
                 seed=7,
                 sessions=5,
             )
-            await freight.load(secondary, 2_000)
+            await sent_messages.load(secondary, 2_000)
             async with driver(strings, tmp_path, queues=QUEUES, master=running.master, max_messages=BATCH) as syphon:
                 for word in kills:
                     before = len(syphon.batches)
                     await down.load(secondary, 200)
-                    await freight.load(secondary, 2_000)
+                    await sent_messages.load(secondary, 2_000)
                     await syphon.said(before + 1)
                     await asyncio.sleep(random.uniform(0, 0.5))
                     await kill_one(running, word, random)
                 await enable(strings.primary, "down-0")
                 await emptied(secondary, queues)
             (await down.arrivals(primary)).assert_complete()
-            assert await freight.check(primary) <= len(kills) * BATCH
+            assert await sent_messages.check(primary) <= len(kills) * BATCH
 
     play(scenario())
 

@@ -22,7 +22,7 @@ import pytest
 from pairbus import EntityStatus, NamespaceManager
 from pairbus.spark.java import java_home, packaged_java_home
 from pairbus.testing import running_namespace
-from tests.jobs.freight import Freight, Strings, make_backlog, make_queues
+from tests.jobs.sent_messages import SentMessages, Strings, make_backlog, make_queues
 
 SPARK: Final = Path(pyspark.__file__).parent
 START_S: Final = 120.0
@@ -87,20 +87,20 @@ def test_d2_syphon_over_spark_connect_delivers_parked_messages_in_the_next_run(t
     with running_namespace("contoso") as primary, running_namespace("fabrikam") as secondary:
         strings = Strings(primary=primary.connection_string, secondary=secondary.connection_string)
 
-        async def prepare() -> tuple[Freight, str]:
+        async def prepare() -> tuple[SentMessages, str]:
             up, down = await make_queues(strings.primary, "orders", 2)
             queues = await make_backlog(strings.secondary, 2, timedelta(minutes=1))
-            freight = Freight([up, down], queues)
+            sent_messages = SentMessages([up, down], queues)
             async with strings.factories() as (_, away):
-                await freight.load(away, 200)
+                await sent_messages.load(away, 200)
             await set_status(strings.primary, down, EntityStatus.SEND_DISABLED)
-            return freight, down
+            return sent_messages, down
 
-        async def check(freight: Freight) -> None:
+        async def check(sent_messages: SentMessages) -> None:
             async with strings.factories() as (home, _):
-                (await freight.arrivals(home)).assert_exact()
+                (await sent_messages.arrivals(home)).assert_exact()
 
-        freight, down = asyncio.run(prepare())
+        sent_messages, down = asyncio.run(prepare())
         environment = spark_environment(strings)
         with connect_server(environment, tmp_path / "spark.log") as address:
             code, reported = syphon_once(address, environment)
@@ -111,4 +111,4 @@ def test_d2_syphon_over_spark_connect_delivers_parked_messages_in_the_next_run(t
             asyncio.run(set_status(strings.primary, down, EntityStatus.ACTIVE))
             code, reported = syphon_once(address, environment)
             assert code == 0, reported
-        asyncio.run(check(freight))
+        asyncio.run(check(sent_messages))

@@ -21,7 +21,7 @@ from pairbus.pairing.syphon import SyphonContext, SyphonSettings
 from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.session import ensured_session, is_alive
 from pairbus.testing import running_namespace
-from tests.jobs.freight import Freight, Strings, make_backlog, make_queues
+from tests.jobs.sent_messages import SentMessages, Strings, make_backlog, make_queues
 from tests.waiting import eventually_async
 
 
@@ -56,23 +56,23 @@ def test_d2_syphon_outlives_its_java_and_leaves_nothing_behind() -> None:
         async def scenario() -> None:
             destinations = await make_queues(strings.primary, "orders", 2)
             queues = await make_backlog(strings.secondary, 2)
-            freight = Freight(destinations, queues)
+            sent_messages = SentMessages(destinations, queues)
             async with strings.factories() as (home, away):
                 syphon = SparkSyphon(context(home, away, queues), SparkSyphonSettings(master="local[2]"))
                 await syphon.start()
-                await freight.load(away, 50)
+                await sent_messages.load(away, 50)
                 await eventually_async(lambda: syphon.status.syphoned >= 50)
                 os.kill(java_process(), signal.SIGKILL)
-                await freight.load(away, 50)
+                await sent_messages.load(away, 50)
 
                 async def is_home() -> bool:
-                    return not (await freight.arrivals(home)).lost
+                    return not (await sent_messages.arrivals(home)).lost
 
                 await eventually_async(is_home)
                 await eventually_async(lambda: syphon.status.syphoned >= 100)
-                (await freight.arrivals(home)).assert_complete()
+                (await sent_messages.arrivals(home)).assert_complete()
                 before = syphon.uncounted_batches
-                await freight.load(away, 4_000)
+                await sent_messages.load(away, 4_000)
                 await eventually_async(lambda: not syphon._is_idle.is_set())  # a batch is under way
                 os.kill(java_process(), signal.SIGKILL)
                 await syphon.finish()
@@ -94,7 +94,7 @@ def test_d2_last_of_several_syphons_ends_the_session() -> None:
         async def scenario() -> None:
             destinations = await make_queues(strings.primary, "orders", 1)
             queues = await make_backlog(strings.secondary, 2, timedelta(minutes=1))
-            freight = Freight(destinations, queues[1:])
+            sent_messages = SentMessages(destinations, queues[1:])
             async with strings.factories() as (home, away):
                 settings = SparkSyphonSettings(master="local[2]")
                 first = SparkSyphon(context(home, away, queues[:1]), settings)
@@ -104,7 +104,7 @@ def test_d2_last_of_several_syphons_ends_the_session() -> None:
                 session = SparkSession.active()
                 await first.close()
                 assert is_alive(session)
-                await freight.load(away, 20)
+                await sent_messages.load(away, 20)
                 await eventually_async(lambda: second.status.syphoned == 20)
                 await second.close()
                 assert not is_alive(session)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from tests.jobs.driver import driver
-from tests.jobs.freight import MixedFreight, Strings, depth, make_backlog
+from tests.jobs.sent_messages import MixedMessages, Strings, depth, make_backlog
 from tests.pairing.processes import NamespaceProcess
 
 LIMIT_S: Final = 800.0
@@ -48,9 +48,9 @@ def test_e1_driver_that_is_killed_and_restarted_delivers_everything(
     async def scenario() -> None:
         async with strings.factories() as (primary, secondary):
             queues = await make_backlog(strings.secondary, QUEUES)
-            freight = await MixedFreight.make(strings.primary, queues, seed)
+            sent_messages = await MixedMessages.make(strings.primary, queues, seed)
             for kill in range(KILLS):
-                await freight.load(secondary, EACH_TIME)
+                await sent_messages.load(secondary, EACH_TIME)
                 checkpoint = "checkpoint" if kill != KILLS - 1 else "another"
                 async with driver(
                     strings, tmp_path, queues=QUEUES, checkpoint=checkpoint, max_messages=BATCH
@@ -65,7 +65,7 @@ def test_e1_driver_that_is_killed_and_restarted_delivers_everything(
                     print(f"killed after {len(running.batches)} batches")
             async with driver(strings, tmp_path, queues=QUEUES, max_messages=BATCH, once=True) as running:
                 assert await running.ended() == 0
-            assert await freight.check(primary) <= KILLS * BATCH  # what was being brought home
+            assert await sent_messages.check(primary) <= KILLS * BATCH  # what was being brought home
             assert await depth(secondary, queues) == 0
 
     play(scenario())

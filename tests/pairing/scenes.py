@@ -26,7 +26,7 @@ from pairbus.pairing.options import SendAvailabilityPairedNamespaceOptions
 from tests.faults import namespace as namespaces
 from tests.faults.fault import Way
 from tests.faults.namespace import KEY, VirtualNamespace
-from tests.simulation.pair_world import PairWorld, Road
+from tests.simulation.pair_world import NetworkPath, PairWorld
 from tests.waiting import eventually_async
 
 ORDERS: Final = "orders"
@@ -142,10 +142,10 @@ class Scene:
     # Outages.
 
     async def spoil(self, what: str) -> None:
-        await spoil(self.world.primary, self.world.primary_road, what)
+        await spoil(self.world.primary, self.world.primary_network, what)
 
     async def heal(self) -> None:
-        await heal(self.world.primary, self.world.primary_road)
+        await heal(self.world.primary, self.world.primary_network)
         self.primary.watch()
 
     # Content of the namespaces.
@@ -268,35 +268,35 @@ def _exists(namespace: VirtualNamespace, path: str) -> bool:
     return True
 
 
-async def spoil(namespace: VirtualNamespace, road: Road, what: str) -> None:
+async def spoil(namespace: VirtualNamespace, network: NetworkPath, what: str) -> None:
     """Start an outage of a namespace, one of ``OUTAGES``."""
     match what:
         case "refuse":
-            road.refuse()
+            network.refuse()
         case "hide":
-            road.cut()
-            road.hide()
+            network.cut()
+            network.hide()
         case "kill":
             namespace.kill()
         case "stop":
             await namespace.stop()
         case "stall":
-            road.stall()
+            network.stall()
         case "stall up":
-            road.stall(Way.UP)
+            network.stall(Way.UP)
         case "stall down":
-            road.stall(Way.DOWN)
+            network.stall(Way.DOWN)
         case "drop":
-            road.cut()
-            road.stall()
+            network.cut()
+            network.stall()
         case _:
             raise ValueError(what)
 
 
-async def heal(namespace: VirtualNamespace, road: Road) -> None:
+async def heal(namespace: VirtualNamespace, network: NetworkPath) -> None:
     """End the outage; what was held back in the network is lost."""
-    road.cut()
-    road.heal()
+    network.cut()
+    network.heal()
     if namespace._listening is None:
         namespace.start()
     await asyncio.sleep(0.01)
@@ -316,7 +316,7 @@ def app_key(world: PairWorld) -> SharedAccessKeyTokenProvider:
 
 def app_manager(world: PairWorld) -> NamespaceManager:
     """Return a manager of the secondary with that key."""
-    return NamespaceManager.create(world.secondary_road.endpoint, app_key(world))
+    return NamespaceManager.create(world.secondary_network.endpoint, app_key(world))
 
 
 def set_limits(namespace: VirtualNamespace, limits: Limits) -> None:
@@ -359,22 +359,22 @@ async def took(work: Coroutine[Any, Any, Any]) -> float:
     return loop.time() - began_s
 
 
-class Tape:
+class SentBytes:
     """Records the bytes that clients send over the open connections from now on."""
 
-    def __init__(self, road: Road) -> None:
+    def __init__(self, network: NetworkPath) -> None:
         self.data: list[bytes] = []
-        for relay in road.open_relays:
+        for relay in network.open_relays:
             self._tap(relay.up)
 
     def _tap(self, link: Any) -> None:
         feed = link.feed
 
-        def taped(data: bytes) -> None:
+        def recorded(data: bytes) -> None:
             self.data.append(bytes(data))
             feed(data)
 
-        link.feed = taped
+        link.feed = recorded
 
     @property
     def all(self) -> bytes:

@@ -463,7 +463,7 @@ def test_c3_key_without_send_raises_although_another_queue_is_only_missing() -> 
         )
         world.secondary.call(lambda namespace, now_ms: namespace.set_authorization_rules([KEY, listener], now_ms))
         key = SharedAccessKeyTokenProvider("listener", "listener-1", clock=world.wall_s)
-        factory = MessagingFactory.create(world.secondary_road.endpoint, key)
+        factory = MessagingFactory.create(world.secondary_network.endpoint, key)
         world.factories.append(factory)
         backlog = backlog_in(world, factory, 0)
         with pytest.raises(UnauthorizedError, match="Send"):
@@ -477,7 +477,7 @@ def test_c3_key_without_send_raises_although_another_queue_is_only_missing() -> 
 def test_c3_unreachable_namespace_raises(what: str) -> None:
     async def scenario(world: PairWorld) -> None:
         backlog = backlog_in(world, world.secondary_factory())
-        getattr(world.secondary_road, what)()
+        getattr(world.secondary_network, what)()
         with pytest.raises((MessagingCommunicationError, MessagingTimeoutError)):
             await world.timed("connect", backlog.connect(), 15.0)
         await backlog.close()
@@ -495,7 +495,7 @@ def test_c5_creation_of_many_queues_limits_concurrent_connections() -> None:
         async def watch() -> None:
             nonlocal max_open
             while True:
-                max_open = max(max_open, len(world.secondary_road.open_relays))
+                max_open = max(max_open, len(world.secondary_network.open_relays))
                 await asyncio.sleep(0.001)
 
         watching = asyncio.create_task(watch())

@@ -82,7 +82,7 @@ def test_c10_sender_changes_its_queue_only_after_a_failure() -> None:
         scene = await paired(world, count=5, ping_s=5)
         sender = await scene.sender()
         for _ in range(6):  # several outages
-            world.primary_road.refuse()
+            world.primary_network.refuse()
             await sender.send(letter())
             await scene.heal()
             await asyncio.sleep(6)
@@ -179,7 +179,7 @@ def test_c10_error_lists_every_cause_when_no_queue_is_left(kind: str) -> None:
         sender = await scene.sender()
         for index, trouble in enumerate(TROUBLES):
             _spoil_queue(world, index, trouble)
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         began_s = scene.now_s
         with pytest.raises(BacklogUnavailableError) as caught:
             await KINDS[kind](sender)
@@ -206,16 +206,16 @@ def test_c10_send_raises_in_time_with_both_namespaces_down_and_works_afterwards(
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, count=3, factory=world.primary_factory(operation_timeout=seconds(20)))
         sender = await scene.sender()
-        world.primary_road.refuse()
-        road = world.secondary_road
+        world.primary_network.refuse()
+        network = world.secondary_network
         match what:
             case "refuse":
-                road.refuse()
+                network.refuse()
             case "hide":
-                road.cut()
-                road.hide()
+                network.cut()
+                network.hide()
             case "stall":
-                road.stall()
+                network.stall()
             case _:
                 world.secondary.kill()
         began_s = scene.now_s
@@ -227,8 +227,8 @@ def test_c10_send_raises_in_time_with_both_namespaces_down_and_works_afterwards(
         await asyncio.sleep(5)
         if what == "kill":
             world.secondary.start()
-        road.cut()
-        road.heal()
+        network.cut()
+        network.heal()
         await waiting
         assert (await scene.bodies()).count(b"waits") == 1
 
@@ -257,7 +257,7 @@ def test_c10_confirmed_messages_of_a_list_are_not_diverted() -> None:
         scene = await paired(world, count=1)
         sender = await scene.sender()
         await sender.send(letter("opens the link"))
-        lane = world.primary_road.open_relays[0].up
+        lane = world.primary_network.open_relays[0].up
         lane.expect([Fault(kind=Kind.STALL, way=Way.UP, after_bytes=lane.passed_bytes + 350_000)])
         messages = [BrokeredMessage(bytes(100_000), message_id=str(number)) for number in range(9)]
         await sender.send(messages)
@@ -298,7 +298,7 @@ def test_c10_queue_with_a_lower_size_limit_than_known_does_not_block_a_message()
         senders = [await scene.sender() for _ in range(10)]
         message = BrokeredMessage(bytes(200_000))
         await senders[0].send(message)  # accepted while the queue works
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await senders[0].send(letter())
         await asyncio.sleep(15)
         await senders[0].send(letter())  # its retry puts the queue back

@@ -179,7 +179,7 @@ def test_c21_concurrent_drills_are_independent() -> None:
 def test_c21_drill_without_a_primary_raises() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         manager = world.primary_manager(operation_timeout=seconds(5))
         with pytest.raises((MessagingCommunicationError, MessagingTimeoutError)):
             await scene.pair.drill(manager)

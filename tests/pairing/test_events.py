@@ -88,7 +88,7 @@ def test_c19_each_state_of_a_failover_with_an_interval_is_reported() -> None:
         primary, pair = await paired(world, failover_interval=timedelta(seconds=10))
         reported: list[PairEvent] = []
         pair.subscribe(reported.append)
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await (await primary.create_message_sender("orders")).send(BrokeredMessage())
         assert changes(reported) == [
             ("orders", HEALTHY, EntityState.FAILING),

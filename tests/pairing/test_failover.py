@@ -82,10 +82,10 @@ def test_c6_connection_reset_during_a_send_counts_although_the_next_would_work()
         scene = await paired(world)
         sender = await scene.sender()
         await sender.send(letter("first"))
-        world.primary_road.apply(Fault(kind=Kind.STALL, way=Way.UP))
+        world.primary_network.apply(Fault(kind=Kind.STALL, way=Way.UP))
         sending = begin(sender.send(letter("lost")))
         await asyncio.sleep(1)
-        world.primary_road.cut()
+        world.primary_network.cut()
         assert await took(_done(sending)) < MOMENT_S
         assert await scene.bodies() == [b"lost"]
         assert await scene.delivered() == [b"first"]
@@ -100,7 +100,7 @@ def test_c6_cleanly_closed_connection_counts() -> None:
         world.primary.trouble_sends(ORDERS, Trouble.LOST)
         sending = begin(sender.send(letter("lost")))
         await asyncio.sleep(1)
-        world.primary_road.apply(Fault(kind=Kind.CLOSE))
+        world.primary_network.apply(Fault(kind=Kind.CLOSE))
         assert await took(_done(sending)) < MOMENT_S
         assert await scene.bodies() == [b"lost"]
 
@@ -201,7 +201,7 @@ def test_c6_sends_with_a_zero_interval_never_raise_lose_or_duplicate() -> None:
         scene = await paired(world)
         senders = [await scene.sender() for _ in range(5)]
         await senders[0].send(letter("first"))
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         work = [sender.send(letter(f"{number}-{turn}")) for number, sender in enumerate(senders) for turn in range(20)]
         await asyncio.gather(*work, *(sender.send(letters(10)) for sender in senders))
         expected = [b"%d-%d" % (number, turn) for number in range(5) for turn in range(20)] + 5 * texts(10)
@@ -237,7 +237,7 @@ def test_c6_interval_runs_without_further_attempts() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=60, factory=world.primary_factory(operation_timeout=seconds(2)))
         sender = await scene.sender()
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         with pytest.raises(MessagingTimeoutError):
             await sender.send(letter("raised"))
         await asyncio.sleep(56)
@@ -255,7 +255,7 @@ def test_c6_hanging_attempt_counts_from_its_timeout() -> None:
         scene = await paired(world, interval_s=30, factory=world.primary_factory(**LONG))
         sender = await scene.sender()
         await sender.send(letter("first"))
-        world.primary_road.stall()
+        world.primary_network.stall()
         assert await took(sender.send(letter("lost"))) == pytest.approx(ATTEMPT_S + 30, abs=MOMENT_S)
 
     run(scenario)
@@ -266,7 +266,7 @@ def test_c6_success_stops_the_timer() -> None:
         scene = await paired(world, interval_s=60, factory=world.primary_factory(**LONG))
         sender = await scene.sender()
         await sender.send(letter("first"))
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         sending = begin(sender.send(letter("late")))
         await asyncio.sleep(50)
         await scene.heal()
@@ -274,7 +274,7 @@ def test_c6_success_stops_the_timer() -> None:
         assert [state for _, _, state in scene.changes] == [EntityState.FAILING, EntityState.HEALTHY]
         await asyncio.sleep(100)
         assert scene.state() is EntityState.HEALTHY
-        world.primary_road.refuse()  # the next failure restarts the timer
+        world.primary_network.refuse()  # the next failure restarts the timer
         began_s = scene.now_s
         await sender.send(letter("lost"))
         assert scene.now_s - began_s == pytest.approx(60, abs=MOMENT_S)
@@ -288,8 +288,8 @@ def test_c6_success_of_another_sender_stops_the_timer() -> None:
         scene = await paired(world, interval_s=60)
         sender, other = await scene.sender(), await scene.sender("Orders")
         await sender.send(letter("first"))
-        world.primary_road.cut()
-        world.primary_road.refuse()
+        world.primary_network.cut()
+        world.primary_network.refuse()
         sending = begin(sender.send(letter("a")))
         await asyncio.sleep(1)
         assert scene.state() is EntityState.FAILING
@@ -310,11 +310,11 @@ def test_c6_late_confirmation_does_not_undo_a_failover() -> None:
         hanging = begin(sender.send(letter("hanging")))
         await asyncio.sleep(7.9)
         world.primary.take_sends(ORDERS)
-        world.primary_road.stall(Way.DOWN)
+        world.primary_network.stall(Way.DOWN)
         late = begin(sender.send(letter("late")))
         await asyncio.sleep(0.2)
         assert scene.state() is EntityState.FAILED_OVER
-        world.primary_road.heal()
+        world.primary_network.heal()
         await asyncio.gather(hanging, late)
         await asyncio.sleep(1)
         assert scene.state() is EntityState.FAILED_OVER
@@ -342,7 +342,7 @@ def test_c6_unused_entity_stays_healthy_although_the_primary_is_down() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender, other = await scene.sender(), await scene.sender(OTHERS)
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await sender.send(letter())
         assert scene.state(OTHERS) is EntityState.HEALTHY
         await other.send(letter())
@@ -375,7 +375,7 @@ def test_c6_factory_without_retries_diverts() -> None:
             sender = await scene.sender()
             if is_known:
                 await sender.send(letter("first"))
-            world.primary_road.refuse()
+            world.primary_network.refuse()
             await sender.send(letter("lost"))
             await sender.send(letters(3))
             assert scene.state() is EntityState.FAILED_OVER
@@ -429,7 +429,7 @@ def test_c7_wrong_key_raises_at_once(is_failing: bool) -> None:
         rule = AuthorizationRule(name="root", rights=(Right.LISTEN,), primary_key="other", secondary_key="others")
         sender = await scene.sender()
         if is_failing:
-            world.primary_road.refuse()
+            world.primary_network.refuse()
             sending = begin(sender.send(letter()))
             await asyncio.sleep(1)
             sending.cancel()
@@ -494,7 +494,7 @@ def test_c7_custom_rules_can_ignore_outages() -> None:
         rules = {MessagingError: FailureVerdict.IGNORED, EntityDisabledError: FailureVerdict.COUNTS}
         scene = await paired(world, failure_rules=rules, factory=world.primary_factory(operation_timeout=seconds(20)))
         sender = await scene.sender()
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         with pytest.raises(MessagingTimeoutError):
             await sender.send(letter("lost"))
         assert not scene.changes
@@ -566,7 +566,7 @@ def test_c8_send_in_its_busy_pause_is_diverted_when_failover_engages() -> None:
         world.primary.trouble_sends(ORDERS, Trouble.BUSY)
         sending = begin(sender.send(letter("busy")))
         await asyncio.sleep(2)
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await asyncio.sleep(1)
         await other.send(letter("other"))
         assert await took(_done(sending)) < MOMENT_S
@@ -579,11 +579,11 @@ def test_c8_send_near_its_timeout_is_diverted_when_failover_engages() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=19, factory=world.primary_factory(operation_timeout=seconds(20)))
         sender = await scene.sender()
-        world.primary_road.refuse()
-        world.secondary_road.stall()
+        world.primary_network.refuse()
+        world.secondary_network.stall()
         sending = begin(sender.send(letter("late")))
         await asyncio.sleep(21)
-        world.secondary_road.heal()
+        world.secondary_network.heal()
         await sending
         assert await scene.bodies() == [b"late"]
 

@@ -278,7 +278,7 @@ def test_c4_manager_and_factory_of_different_namespaces_are_rejected() -> None:
 @pytest.mark.parametrize("spelling", ["FABRIKAM.example", "fabrikam.example."])
 def test_c4_manager_may_spell_the_host_differently(spelling: str) -> None:
     async def scenario(world: PairWorld) -> None:
-        endpoint = world.secondary_road.endpoint
+        endpoint = world.secondary_network.endpoint
         assert endpoint.host == "fabrikam.example"
         names: Any = world.loop
         names.names[spelling] = "127.0.0.1"
@@ -392,7 +392,7 @@ def test_secondary_is_released_when_its_primary_is_closed() -> None:
 
 async def fail_over(world: PairWorld) -> None:
     """Make the primary unreachable: with a zero interval the first send fails over."""
-    world.primary_road.refuse()
+    world.primary_network.refuse()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -488,10 +488,10 @@ def test_c3_pairing_is_complete_when_the_call_returns() -> None:
         pair = await primary.pair_namespace(options_in(world, failover_interval=timedelta()))
         assert primary.pairing is pair
         await fail_over(world)
-        relays = len(world.secondary_road.relays)
+        relays = len(world.secondary_network.relays)
         sender = await primary.create_message_sender("orders")
         await world.timed("send", sender.send(BrokeredMessage()), 1.0)
-        assert len(world.secondary_road.relays) == relays  # the link to the backlog was open
+        assert len(world.secondary_network.relays) == relays  # the link to the backlog was open
 
     run(scenario)
 
@@ -508,7 +508,7 @@ def test_c6_attempt_timeout_applies_to_both_namespaces(attempt_s: float, takes_s
         )
         await primary.pair_namespace(pair_options)
         assert (primary.send_attempt_s, second.send_attempt_s) == (takes_s, takes_s)
-        world.primary_road.stall()
+        world.primary_network.stall()
         began_s = world.loop.time()
         await sender.send(BrokeredMessage())
         assert takes_s <= world.loop.time() - began_s < takes_s + 0.1
@@ -535,7 +535,7 @@ def test_c3_failed_pairing_restores_the_attempt_timeout() -> None:
 @pytest.mark.parametrize("what", ["refuse", "stall", "hide", "killed"])
 def test_c3_primary_can_be_paired_while_it_is_down(what: str) -> None:
     async def scenario(world: PairWorld) -> None:
-        spoil(world.primary_road, what) if what != "killed" else world.primary.kill()
+        spoil(world.primary_network, what) if what != "killed" else world.primary.kill()
         primary = world.primary_factory(**SOON)
         pair_options = options_in(world, failover_interval=timedelta())
         # A primary that does not respond has the time of one attempt to announce its name.
@@ -549,20 +549,20 @@ def test_c3_primary_can_be_paired_while_it_is_down(what: str) -> None:
     run(scenario)
 
 
-def spoil(road: Any, what: str) -> None:
-    getattr(road, what)()
+def spoil(network: Any, what: str) -> None:
+    getattr(network, what)()
 
 
 @pytest.mark.parametrize("what", ["refuse", "stall", "hide", "killed"])
 def test_c3_secondary_that_is_down_raises_and_the_factory_can_be_paired_later(what: str) -> None:
     async def scenario(world: PairWorld) -> None:
-        spoil(world.secondary_road, what) if what != "killed" else world.secondary.kill()
+        spoil(world.secondary_network, what) if what != "killed" else world.secondary.kill()
         primary, second = world.primary_factory(**SOON), world.secondary_factory(**SOON)
         pair_options = options_in(world, factory=second)
         with pytest.raises((MessagingTimeoutError, MessagingCommunicationError)):
             await world.timed("pair", primary.pair_namespace(pair_options), 20.1)
         assert primary.pairing is None
-        world.secondary_road.heal()
+        world.secondary_network.heal()
         if what == "killed":
             world.secondary.start()
         assert isinstance(await primary.pair_namespace(pair_options), NamespacePair)
@@ -572,7 +572,7 @@ def test_c3_secondary_that_is_down_raises_and_the_factory_can_be_paired_later(wh
 
 def test_c3_secondary_that_accepts_no_sends_raises() -> None:
     async def scenario(world: PairWorld) -> None:
-        unreachable = replace(world.secondary_road.endpoint, port=5)  # a closed port
+        unreachable = replace(world.secondary_network.endpoint, port=5)  # a closed port
         primary, second = world.primary_factory(**SOON), world.factory_at(unreachable, **SOON)
         with pytest.raises(MessagingError) as caught:
             await world.timed("pair", primary.pair_namespace(options_in(world, factory=second)), 20.0)
@@ -771,7 +771,7 @@ def test_c3_factory_can_be_paired_after_its_revoked_key_is_restored() -> None:
         old = rule("old", Right.MANAGE, Right.SEND, Right.LISTEN)
         world.secondary.call(lambda namespace, now_ms: namespace.set_authorization_rules([KEY, old], now_ms))
         key = SharedAccessKeyTokenProvider("old", "old-1", clock=world.wall_s)
-        there = world.secondary_road.endpoint
+        there = world.secondary_network.endpoint
         second = MessagingFactory.create(there, key)
         world.factories.append(second)
         pair_options = options_in(world, manager=NamespaceManager.create(there, key), factory=second)

@@ -146,14 +146,14 @@ def test_c17_slow_close_ends_as_closed() -> None:
         world.secondary.create_queue("orders")
         async with partners(world) as (first, second):
             await (await second.create_message_sender("orders")).send(BrokeredMessage())
-            world.secondary_road.stall()
+            world.secondary_network.stall()
             closing = asyncio.create_task(second.close())
             await first.close()
             await asyncio.sleep(20)
             assert (first.state, second.state) == (CLOSED, CLOSED)
             await asyncio.wait_for(closing, 20)
-        world.secondary_road.cut()
-        world.secondary_road.heal()
+        world.secondary_network.cut()
+        world.secondary_network.heal()
 
     run(scenario)
 

@@ -79,7 +79,7 @@ def test_c13_each_ping_has_a_unique_session_id() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=5)
         for _ in range(4):
-            world.primary_road.refuse()
+            world.primary_network.refuse()
             await (await scene.sender()).send(letter())
             await scene.heal()
             await asyncio.sleep(6)
@@ -155,7 +155,7 @@ def test_c13_entity_has_one_ping_task_for_all_its_senders() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=10)
         senders = [await scene.sender(path) for path in (ORDERS, OTHERS, "ORDERS") for _ in range(10)]
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await asyncio.gather(*(sender.send(letter()) for sender in senders))
         await scene.heal()
         for path in (ORDERS, OTHERS):
@@ -175,7 +175,7 @@ def test_c13_entity_has_one_ping_task_for_all_its_senders() -> None:
 def test_c13_each_factory_pings_independently() -> None:
     async def scenario(world: PairWorld) -> None:
         first, second = await paired(world, ping_s=10), await paired(world, ping_s=10)
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await (await first.sender()).send(letter())
         await (await second.sender()).send(letter())
         await first.heal()
@@ -241,7 +241,7 @@ def test_c13_successful_ping_switches_all_senders_back_and_stops_pings() -> None
         scene = await paired(world, ping_s=30)
         clients = [await scene.sender() for _ in range(5)]
         queue = await scene.factory.create_queue_client(ORDERS)
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await asyncio.gather(*(sender.send(letter()) for sender in clients), queue.send(letter()))
         await scene.heal()
         await until(lambda: scene.state() is EntityState.HEALTHY)
@@ -264,7 +264,7 @@ def test_c13_successful_ping_switches_all_senders_back_and_stops_pings() -> None
 def test_c13_entities_recover_independently() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=10)
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         for path in (ORDERS, OTHERS):
             await (await scene.sender(path)).send(letter())
         world.primary.disable(OTHERS)
@@ -329,7 +329,7 @@ def test_c13_hanging_ping_does_not_delay_the_next_one(what: str, ping_s: float) 
             case "hang":
                 world.primary.trouble_sends(ORDERS, Trouble.LOST)
             case "slow":
-                world.primary_road.slow(20)
+                world.primary_network.slow(20)
             case _:
                 await scene.spoil(what)
         for turn in range(1, 21):
@@ -351,10 +351,10 @@ def test_c13_recovery_after_a_black_hole_takes_one_attempt_and_one_interval(
         sender = await scene.sender()
         if has_connection:
             await sender.send(letter("before"))
-        world.primary_road.stall()
+        world.primary_network.stall()
         await sender.send(letter("diverted"))
         await asyncio.sleep(silence_s)
-        world.primary_road.let_new_through()  # connections opened meanwhile never get a response
+        world.primary_network.let_new_through()  # connections opened meanwhile never get a response
         await asyncio.sleep(ATTEMPT_S + 1 + MOMENT_S)
         assert scene.state() is EntityState.HEALTHY
         assert len(scene.primary.pings) == 1
@@ -366,7 +366,7 @@ def test_c13_entity_that_responds_slower_than_it_is_pinged_recovers() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _failed_over(world, ping_s=1)
         await scene.heal()
-        world.primary_road.slow(0.55)
+        world.primary_network.slow(0.55)
         await asyncio.sleep(30)
         assert scene.state() is EntityState.HEALTHY
 
@@ -378,7 +378,7 @@ def test_c13_second_outage_is_pinged_like_the_first() -> None:
         scene = await _failed_over(world, ping_s=10)
         await scene.heal()
         await asyncio.sleep(25)
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await (await scene.sender()).send(letter())
         over_s = scene.changes[-1][0]
         await scene.heal()
@@ -392,7 +392,7 @@ def test_c13_second_outage_is_pinged_like_the_first() -> None:
 def test_c13_pings_stop_with_the_factory() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _failed_over(world, ping_s=5)
-        world.primary_road.stall()
+        world.primary_network.stall()
         await asyncio.sleep(6)  # a ping is under way
         await scene.factory.close()
         await scene.heal()
@@ -407,7 +407,7 @@ async def _failed_over(
 ) -> Scene:
     """Return a scene with an entity that has failed over, because the primary refuses connections."""
     scene = await paired(world, ping_s=ping_s)
-    world.primary_road.refuse()
+    world.primary_network.refuse()
     await (await scene.sender(path)).send(letter(session_id=session_id))
     assert scene.state(path) is EntityState.FAILED_OVER
     return scene
@@ -422,12 +422,12 @@ def test_c13_failing_token_provider_does_not_end_the_pings() -> None:
         scene = await paired(world)
         sender = await scene.sender()
         await sender.send(letter("first"))
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await sender.send(letter("diverted"))
         provider, broken = scene.factory._credentials, _Broken()
         assert isinstance(provider, TokenProvider)
         scene.factory._credentials = broken
-        world.primary_road.heal()
+        world.primary_network.heal()
         await asyncio.sleep(3.5 * scene.pair._settings.ping_interval_s)
         assert scene.state() is EntityState.FAILED_OVER
         broken.mended = provider

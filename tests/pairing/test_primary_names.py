@@ -18,7 +18,7 @@ from pairbus.pairing.backlog import ensure_backlog_queues
 from pairbus.pairing.primary_names import find_primary_names, names_by_address
 from tests.faults.namespace import VirtualNamespace
 from tests.pairing.scenes import ORDERS, letter, seconds, until
-from tests.simulation.pair_world import PRIMARY, PairWorld, Road, run
+from tests.simulation.pair_world import PRIMARY, NetworkPath, PairWorld, run
 
 HERE: Final = "127.0.0.1"
 """An address without the name of its namespace."""
@@ -47,10 +47,10 @@ def test_c5_given_name_wins_over_the_announced_one() -> None:
 def test_c5_name_is_the_same_before_and_during_an_outage_of_the_primary(outage: str) -> None:
     async def scenario(world: PairWorld) -> None:
         assert (await _paired(world)).primary_name == PRIMARY
-        getattr(world.primary_road, outage)()
+        getattr(world.primary_network, outage)()
         assert (await _paired(world)).primary_name == PRIMARY
-        world.primary_road.cut()
-        world.primary_road.heal()
+        world.primary_network.cut()
+        world.primary_network.heal()
         assert (await _paired(world)).primary_name == PRIMARY
         assert {path.partition("/")[0] for path in await _backlog(world)} == {PRIMARY}
 
@@ -60,10 +60,10 @@ def test_c5_name_is_the_same_before_and_during_an_outage_of_the_primary(outage: 
 @pytest.mark.parametrize("outage", ["refuse", "stall"])
 def test_c5_name_of_a_pair_started_in_an_outage_stays(outage: str) -> None:
     async def scenario(world: PairWorld) -> None:
-        getattr(world.primary_road, outage)()
+        getattr(world.primary_network, outage)()
         assert (await _paired(world)).primary_name == _by_address(world)
-        world.primary_road.cut()
-        world.primary_road.heal()
+        world.primary_network.cut()
+        world.primary_network.heal()
         assert (await _paired(world)).primary_name == _by_address(world)
 
     run(scenario)
@@ -82,7 +82,7 @@ def test_c5_recorded_names_of_two_primaries_at_one_address_are_ignored() -> None
     async def scenario(world: PairWorld) -> None:
         await _paired(world)
         await world.secondary_manager().create_queue(f"{_by_address(world)}/x-pairbus-name/adatum")
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         assert (await _paired(world)).primary_name == _by_address(world)
 
     run(scenario)
@@ -90,9 +90,9 @@ def test_c5_recorded_names_of_two_primaries_at_one_address_are_ignored() -> None
 
 def test_c5_queues_named_by_another_spelling_of_localhost_are_used() -> None:
     async def scenario(world: PairWorld) -> None:
-        old = f"{HERE}-{world.primary_road.port}"
+        old = f"{HERE}-{world.primary_network.port}"
         await ensure_backlog_queues(world.secondary_manager(), old, 3)
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         assert (await _paired(world)).primary_name == old
 
     run(scenario)
@@ -123,13 +123,13 @@ def test_c15_syphon_started_in_an_outage_drains_the_queues_of_the_announced_name
         world.primary.create_queue(ORDERS)
         await ensure_backlog_queues(world.secondary_manager(), PRIMARY, 2)  # by a process that uses another address
         await _leave(world, backlog_path(PRIMARY, 1), "from another address")
-        getattr(world.primary_road, outage)()
+        getattr(world.primary_network, outage)()
         pair = await _paired(world, enable_syphon=True)
         assert pair.primary_name == _by_address(world)
         await _leave(world, backlog_path(pair.primary_name, 0), "from here")
         await asyncio.sleep(60)
-        world.primary_road.cut()
-        world.primary_road.heal()
+        world.primary_network.cut()
+        world.primary_network.heal()
         await until(lambda: world.primary.info(ORDERS).ready_count == 2)
 
     run(scenario)
@@ -153,10 +153,10 @@ def test_c15_only_the_given_name_is_drained() -> None:
 def test_server_with_the_default_name_announces_none() -> None:
     async def scenario(world: PairWorld) -> None:
         namespace = VirtualNamespace(world._named, "pairbus")
-        road = Road(world._named, namespace)
-        world.add(namespace, road)
-        await road.start()
-        factory = world.factory_at(Endpoint(HERE, road.port, tls=False))
+        network = NetworkPath(world._named, namespace)
+        world.add(namespace, network)
+        await network.start()
+        factory = world.factory_at(Endpoint(HERE, network.port, tls=False))
         assert await factory.announced_name() is None
         names = await find_primary_names(factory, world.secondary_manager())
         assert (names.names, names.is_final) == (names_by_address(factory.endpoint), True)
@@ -177,11 +177,11 @@ def test_azure_host_gives_the_name_without_a_request() -> None:
 
 
 def _primary(world: PairWorld) -> MessagingFactory:
-    return world.factory_at(Endpoint(HERE, world.primary_road.port, tls=False))
+    return world.factory_at(Endpoint(HERE, world.primary_network.port, tls=False))
 
 
 def _by_address(world: PairWorld) -> str:
-    return f"localhost-{world.primary_road.port}"
+    return f"localhost-{world.primary_network.port}"
 
 
 async def _paired(world: PairWorld, **options: Any) -> NamespacePair:

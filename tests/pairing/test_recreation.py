@@ -56,10 +56,10 @@ def test_c10_queue_deleted_under_a_pair_is_created_again(is_failed_over: bool) -
         scene = await paired(world, count=3)
         senders = [await scene.sender() for _ in range(12)]
         if is_failed_over:
-            world.primary_road.refuse()
+            world.primary_network.refuse()
             await _all(sender.send(letter("first")) for sender in senders)
         _delete(world, 1)
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         assert await took(_all(sender.send(letter("second")) for sender in senders)) < MOMENT_S
         await until(lambda: _used(scene) == [True, True, True])
         assert (await _bodies(scene)).count(b"second") == 12
@@ -93,12 +93,12 @@ def test_c10_queue_is_created_once_for_many_senders() -> None:
         scene.pair.engage()
         senders = [await scene.sender() for _ in range(40)]
         await _all(sender.send(letter("first")) for sender in senders)
-        created, before = _creations(world), len(world.secondary_road.relays)
+        created, before = _creations(world), len(world.secondary_network.relays)
         _delete(world, 1, 2)
         await _all(sender.send(letters(5)) for sender in senders for _ in range(3))
         await until(lambda: all(_used(scene)))
         assert sorted(path for _, path in created) == [backlog_path(1), backlog_path(2)]
-        assert len(world.secondary_road.relays) - before == 4  # two look-ups and creations
+        assert len(world.secondary_network.relays) - before == 4  # two look-ups and creations
 
     run(scenario)
 
@@ -128,10 +128,10 @@ def test_c10_sends_wait_for_a_recreation_when_all_queues_are_deleted(count: int,
         scene = await paired(world, count=count)
         senders = [await scene.sender() for _ in range(10)]
         if is_failed_over:
-            world.primary_road.refuse()
+            world.primary_network.refuse()
             await _all(sender.send(letter("first")) for sender in senders)
         _delete(world, *range(count))
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         assert await took(_all(sender.send(letter(str(number))) for number, sender in enumerate(senders))) < MOMENT_S
         assert sorted(await _bodies(scene)) == texts(10)
         await until(lambda: all(_used(scene)))
@@ -145,7 +145,7 @@ def test_c10_send_with_a_short_timeout_waits_for_a_queue_being_created() -> None
         scene = await paired(world, count=1, factory=world.primary_factory(operation_timeout=seconds(0.5)))
         scene.pair.engage()
         sender = await scene.sender()
-        world.secondary_road.slow(0.1)
+        world.secondary_network.slow(0.1)
         _delete(world, 0)
         await sender.send(letter("0"))
         assert await _bodies(scene) == texts(1)
@@ -159,12 +159,12 @@ def test_c10_send_raises_in_time_when_no_queue_is_created() -> None:
         scene.pair.engage()
         sender = await scene.sender()
         _delete(world, 0, 1)
-        await spoil(world.secondary, world.secondary_road, "stall")
+        await spoil(world.secondary, world.secondary_network, "stall")
         began_s = scene.now_s
         with pytest.raises(BacklogUnavailableError):
             await sender.send(letter("lost"))
         assert scene.now_s - began_s < 20 + 2 * ATTEMPT_S + MOMENT_S
-        await heal(world.secondary, world.secondary_road)
+        await heal(world.secondary, world.secondary_network)
         await sender.send(letter("0"))
         assert await _bodies(scene) == texts(1)
 
@@ -180,9 +180,9 @@ def test_c10_secondary_that_fails_during_a_creation_gets_the_queue_later(what: s
         _delete(world, 0, 1)
         sending = begin(sender.send(letter("0")))
         await asyncio.sleep(0)
-        await spoil(world.secondary, world.secondary_road, what)
+        await spoil(world.secondary, world.secondary_network, what)
         await asyncio.sleep(8)
-        await heal(world.secondary, world.secondary_road)
+        await heal(world.secondary, world.secondary_network)
         await sending
         for _ in range(30):  # a send retries an unreachable queue
             await asyncio.sleep(1)
@@ -309,10 +309,10 @@ def test_c10_creation_attempts_back_off_to_one_a_minute() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _without_manage(world, count=2)
         _delete(world, 0)
-        before = len(world.secondary_road.relays)
+        before = len(world.secondary_network.relays)
         scene.pair._backlog.missing(backlog_path(0), EntityNotFoundError("gone"))
         await asyncio.sleep(300)
-        times_s = [relay.began_s for relay in world.secondary_road.relays[before:]]  # each request has a connection
+        times_s = [relay.began_s for relay in world.secondary_network.relays[before:]]  # each request has a connection
         gaps_s = [round(later - earlier) for earlier, later in pairwise(times_s)]
         assert gaps_s == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 

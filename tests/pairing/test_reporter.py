@@ -241,7 +241,7 @@ def test_c17_reports_end_with_the_pair(consoles: Consoles, how: str, after_s: fl
     async def scenario(world: PairWorld) -> None:
         scene = await reporting(world)
         await scene.spoil(how)
-        world.secondary_road.stall()
+        world.secondary_network.stall()
         await asyncio.sleep(after_s)
         await scene.factory.close()
         asked = consoles.asked
@@ -295,10 +295,10 @@ def test_namespace_without_a_console_is_retried_seldom(caplog: pytest.LogCapture
     async def scenario(world: PairWorld) -> None:
         scene = await reporting(world)
         scene.pair.engage("orders")
-        roads = (world.primary_road, world.secondary_road)
-        before = [len(road.relays) for road in roads]
+        networks = (world.primary_network, world.secondary_network)
+        before = [len(network.relays) for network in networks]
         await asyncio.sleep(60)
-        assert all(len(road.relays) - count <= 7 for road, count in zip(roads, before, strict=True))
+        assert all(len(network.relays) - count <= 7 for network, count in zip(networks, before, strict=True))
 
     run(scenario)
     texts = [record.getMessage() for record in caplog.records if record.name == COURIER]
@@ -325,7 +325,7 @@ def test_failing_token_provider_does_not_end_the_reports(
 ) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await reporting(world)
-        factory = MessagingFactory.create(world.primary_road.endpoint, provider, MessagingFactorySettings())
+        factory = MessagingFactory.create(world.primary_network.endpoint, provider, MessagingFactorySettings())
         reporter = scene.pair._reporter
         assert reporter is not None
         task = begin(ReportSender(factory, ReportRecipient.PRIMARY, reporter._report).run())
@@ -341,7 +341,7 @@ def test_failing_token_provider_does_not_end_the_reports(
 def test_user_and_password_authorize_reports(consoles: Consoles) -> None:
     async def scenario(world: PairWorld) -> None:
         factory = MessagingFactory.create(
-            world.primary_road.endpoint, PlainCredentials(KEY.name, KEY.primary_key), MessagingFactorySettings()
+            world.primary_network.endpoint, PlainCredentials(KEY.name, KEY.primary_key), MessagingFactorySettings()
         )
         world.factories.append(factory)
         await reporting(world, factory=factory)

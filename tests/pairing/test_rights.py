@@ -67,7 +67,7 @@ def test_c20_later_loss_of_listen_is_logged_once_as_a_warning(
         await (await scene.sender()).send(letter(session_id="a"))
         scene.pair.release()
         allow(world.secondary, Right.SEND)
-        world.secondary_road.cut()
+        world.secondary_network.cut()
         await asyncio.sleep(300)
 
     with caplog.at_level(logging.DEBUG, "pairbus.pairing.session_order"):
@@ -124,7 +124,7 @@ def test_key_with_added_claims_works_at_once(opening: str) -> None:
                 await _open(factory, opening)
         allow(world.primary, Right.LISTEN, Right.SEND)
         await _open(factory, opening)
-        assert len(world.primary_road.relays) == 1  # the same connection
+        assert len(world.primary_network.relays) == 1  # the same connection
 
     run(scenario)
 
@@ -241,8 +241,8 @@ class _Slow(TokenProvider):
 
 def _factory(world: PairWorld, *, is_primary: bool = False) -> MessagingFactory:
     """Return a client with the key ``APP``."""
-    road = world.primary_road if is_primary else world.secondary_road
-    factory = MessagingFactory.create(road.endpoint, app_key(world))
+    network = world.primary_network if is_primary else world.secondary_network
+    factory = MessagingFactory.create(network.endpoint, app_key(world))
     world.factories.append(factory)
     return factory
 

@@ -26,7 +26,7 @@ from tests.pairing.scenes import (
     ATTEMPT_S,
     ORDERS,
     Scene,
-    Tape,
+    SentBytes,
     backlog_path,
     begin,
     letter,
@@ -71,7 +71,7 @@ def test_c9_failed_over_entity_gets_only_pings() -> None:
             await scene.sender("news"),
             await factory.create_topic_client("news"),
         ]
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await asyncio.gather(*(sender.send(letter("first")) for sender in senders))
         await scene.heal()
         scene.primary.seen.clear()
@@ -107,7 +107,7 @@ def test_c9_unpaired_factory_is_not_affected() -> None:
 def test_c9_senders_closed_or_created_during_an_outage_divert_as_well() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         for number in range(5):
             async with await scene.sender() as sender:
                 await sender.send(letter(str(number)))
@@ -281,7 +281,7 @@ def test_c12_list_is_repacked_for_the_backlog() -> None:
         sender = await scene.sender()
         messages = [BrokeredMessage(bytes(100_000), message_id=str(number)) for number in range(12)]
         await sender.send(messages)
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await sender.send(messages)
         ids = [str(number) for number in range(12)]
         assert [message.message_id for message in await scene.messages()] == ids
@@ -325,8 +325,8 @@ def _recorded(*, is_paired: bool) -> tuple[bytes, float]:
         await sender.send(letter("opens the link"))
         await client.send(letter("opens the link"))
         await asyncio.sleep(5 - world.loop.time())
-        quiet = world.secondary_road.footprint
-        tape, began_s = Tape(world.primary_road), world.loop.time()
+        quiet = world.secondary_network.footprint
+        sent_bytes, began_s = SentBytes(world.primary_network), world.loop.time()
         full = {**SHAPES["full"], "time_to_live": None}
         for _ in range(3):
             await sender.send(letter())
@@ -335,8 +335,8 @@ def _recorded(*, is_paired: bool) -> tuple[bytes, float]:
             await sender.send(letters(100))
             await sender.send_batch(letters(5))
             await client.send(letter("z"))
-        found.append((tape.all, world.loop.time() - began_s))
-        assert world.secondary_road.footprint == quiet
+        found.append((sent_bytes.all, world.loop.time() - began_s))
+        assert world.secondary_network.footprint == quiet
 
     run(scenario)
     return found[0]
@@ -367,7 +367,7 @@ def test_send_cancelled_at_any_step_of_a_failover_does_not_affect_others(what: s
             [b"first", b"behind", b"other", *texts(3)]
         )
         assert bodies.count(b"victim") <= 2
-        world.primary_road.cut()
+        world.primary_network.cut()
         await scene.heal()
         await until(lambda: scene.state() is EntityState.HEALTHY)
         await sender.send(letter("home"))
@@ -381,7 +381,7 @@ def test_send_cancelled_while_failover_engages_is_cancelled(is_cancelled_twice: 
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=60)
         sender = await scene.sender()
-        world.primary_road.stall()
+        world.primary_network.stall()
         sending = begin(sender.send(letter()))
         await asyncio.sleep(1)
         scene.pair.engage()  # concurrently with the cancellation
@@ -401,12 +401,12 @@ def test_timeout_of_the_caller_ends_a_send_to_the_backlog() -> None:
         scene = await paired(world)
         sender = await scene.sender()
         scene.pair.engage()
-        world.secondary_road.stall()
+        world.secondary_network.stall()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(3):
                 await sender.send(letter("given up"))
-        world.secondary_road.cut()
-        world.secondary_road.heal()
+        world.secondary_network.cut()
+        world.secondary_network.heal()
         await asyncio.sleep(30)
         await sender.send(letter("next"))
         assert await scene.bodies() == [b"next"]
@@ -419,7 +419,7 @@ def test_factory_closed_during_failover_ends_its_sends(after_s: float) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
-        world.primary_road.stall()
+        world.primary_network.stall()
         sending = [begin(sender.send(one)) for one in letters(3)]
         await asyncio.sleep(after_s)
         await scene.factory.close()

@@ -274,7 +274,7 @@ def test_c20_second_outage_before_the_end_of_the_first_keeps_the_order() -> None
 
         for _ in range(3):
             await send(2)
-            world.primary_road.refuse()
+            world.primary_network.refuse()
             await send(3)
             await scene.heal()
             await until(lambda: scene.state(VISITS) is EntityState.HEALTHY)
@@ -487,7 +487,7 @@ async def _spoil(scene: Scene, random: Random) -> None:
         what = random.choice(["refuse", "hide", "stall", "stall up", "stall down", "drop", "cut", "engage"])
         match what:
             case "cut":
-                scene.world.primary_road.cut()
+                scene.world.primary_network.cut()
             case "engage":
                 scene.pair.engage(VISITS)
             case _:
@@ -496,7 +496,7 @@ async def _spoil(scene: Scene, random: Random) -> None:
         if what == "engage":
             scene.pair.release(VISITS)
         else:
-            scene.world.primary_road.heal()
+            scene.world.primary_network.heal()
 
 
 # Helpers.

@@ -183,7 +183,7 @@ def test_c20_list_half_confirmed_before_the_primary_fails_stays_in_order() -> No
 
         def end() -> None:
             if len(scene.primary.seen) >= enough:
-                world.primary_road.refuse()
+                world.primary_network.refuse()
 
         scene.primary.on_seen = end
         await sender.send([_half_batch(number) for number in range(8)])
@@ -417,13 +417,13 @@ def test_c8_many_concurrent_sends_end_in_time_while_the_secondary_hangs(
         scene = await paired(world, factory=primary, preserve_session_order=preserve_session_order)
         scene.pair.engage()
         sender = await scene.sender()
-        await spoil(world.secondary, world.secondary_road, what)
+        await spoil(world.secondary, world.secondary_network, what)
         began_s = scene.now_s
         sending = [begin(sender.send(letter(str(number), session_id=f"{number % 3}"))) for number in range(30)]
         outcomes = await asyncio.gather(*sending, return_exceptions=True)
         assert scene.now_s - began_s <= 20 + 4 * ATTEMPT_S
         assert {type(outcome) for outcome in outcomes} == {BacklogUnavailableError}
-        await heal(world.secondary, world.secondary_road)
+        await heal(world.secondary, world.secondary_network)
 
     run(scenario)
 
@@ -439,9 +439,9 @@ def test_c8_send_waits_for_a_held_session_until_its_timeout(outage: str) -> None
         await _hold(scene)
         match outage:
             case "stall":
-                world.secondary_road.stall()
+                world.secondary_network.stall()
             case "refuse":
-                world.secondary_road.refuse()
+                world.secondary_network.refuse()
             case _:
                 _deny_peeks(world, 0)
         began_s = scene.now_s
@@ -452,8 +452,8 @@ def test_c8_send_waits_for_a_held_session_until_its_timeout(outage: str) -> None
             with pytest.raises(BacklogUnavailableError):
                 await sender.send(_visit("2", "a"))
             assert scene.now_s - began_s <= 10 + 2 * ATTEMPT_S + 0.1
-        world.secondary_road.cut()
-        world.secondary_road.heal()
+        world.secondary_network.cut()
+        world.secondary_network.heal()
 
     run(scenario)
 

@@ -109,7 +109,7 @@ def test_c19_status_shows_all_states_of_an_entity() -> None:
         sender = await primary.create_message_sender("orders")
         await sender.send(BrokeredMessage())
         assert state_of(pair, "orders") is EntityState.HEALTHY
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         sending = asyncio.create_task(sender.send(BrokeredMessage()))
         await asyncio.sleep(5)
         assert state_of(pair, "orders") is EntityState.FAILING
@@ -117,7 +117,7 @@ def test_c19_status_shows_all_states_of_an_entity() -> None:
         await asyncio.sleep(6)
         await sending
         assert state_of(pair, "orders") is EntityState.FAILED_OVER
-        world.primary_road.heal()
+        world.primary_network.heal()
         await asyncio.sleep(31)
         assert state_of(pair, "orders") is EntityState.HEALTHY
         assert entity_of(pair, "orders").cause is None
@@ -236,7 +236,7 @@ def test_c19_depth_of_many_queues_limits_concurrent_connections() -> None:
         async def watch() -> None:
             nonlocal max_open
             while True:
-                max_open = max(max_open, len(world.secondary_road.open_relays))
+                max_open = max(max_open, len(world.secondary_network.open_relays))
                 await asyncio.sleep(0.001)
 
         watching = asyncio.create_task(watch())

@@ -87,7 +87,7 @@ def test_c21_held_over_entity_is_not_pinged_and_stays_held() -> None:
         assert scene.primary.seen == []
         assert scene.entity().pings == 0
         assert scene.state() is EntityState.HELD_OVER
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await sender.send(letter())
         await scene.heal()
         await asyncio.sleep(3_600)
@@ -101,7 +101,7 @@ def test_c21_failed_over_entity_can_be_held_and_is_not_pinged_any_more() -> None
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=10)
         sender = await scene.sender()
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await sender.send(letter())
         await asyncio.sleep(15)
         scene.pair.engage(ORDERS)
@@ -120,7 +120,7 @@ def test_c21_failed_over_entity_can_be_released() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=1_000)
         sender = await scene.sender()
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await sender.send(letter())
         await scene.heal()
         scene.pair.release()
@@ -136,7 +136,7 @@ def test_c21_entity_released_too_early_fails_over_again() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         await sender.send(letter("1"))
         scene.pair.release()
         assert scene.state() is EntityState.HEALTHY
@@ -151,7 +151,7 @@ def test_c21_manual_switch_ends_the_failover_interval() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=30)
         sender = await scene.sender()
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         sending = begin(sender.send(letter()))
         await asyncio.sleep(10)
         assert scene.state() is EntityState.FAILING

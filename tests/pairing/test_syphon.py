@@ -153,7 +153,7 @@ def test_c15_backlog_is_not_read_while_the_primary_is_unreachable(what: str) -> 
         syphon = await fixture.started()
         first = fixture.put("orders", 5)
         await fixture.drained()
-        await spoil(world.primary, world.primary_road, what)
+        await spoil(world.primary, world.primary_network, what)
         ids = [one for _ in range(500) for path in ("orders", "others") for one in fixture.put(path)]
         await asyncio.sleep(600)
         receives = syphon.status.receives
@@ -161,7 +161,7 @@ def test_c15_backlog_is_not_read_while_the_primary_is_unreachable(what: str) -> 
         assert all(message.state is MessageState.ACTIVE for message in fixture.left())
         assert len(fixture.left()) == 1_000
         assert set(syphon.status.waiting) == {"orders", "others"}
-        await heal(world.primary, world.primary_road)
+        await heal(world.primary, world.primary_network)
         await fixture.drained(60.0)
         assert sorted(unique(fixture.delivered("orders") + fixture.delivered("others"))) == sorted(first + ids)
         assert syphon.status.waiting == {}

@@ -90,14 +90,14 @@ def test_c15_nothing_is_received_while_the_primary_is_unreachable_and_all_after_
         syphon = await fixture.started()
         ids = fixture.put("orders")
         await fixture.drained()
-        await spoil(world.primary, world.primary_road, what)
+        await spoil(world.primary, world.primary_network, what)
         ids += fixture.put("orders")
         await fixture.until(lambda: _contact(syphon).is_away, 30.0)
         receives = syphon._runners[0].source.receives
         others = fixture.put("others", 3)
         await asyncio.sleep(300)
         assert syphon._runners[0].source.receives <= receives + 1  # the pending receive
-        await heal(world.primary, world.primary_road)
+        await heal(world.primary, world.primary_network)
         await fixture.drained(60.0)
         assert (fixture.delivered("orders"), fixture.delivered("others")) == (ids, others)
         await syphon.close()

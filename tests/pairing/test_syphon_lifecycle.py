@@ -148,11 +148,11 @@ def test_c14_secondary_unreachable_at_the_start_is_read_later(what: str) -> None
         queues(world.primary, "orders")
         fixture = SyphonFixture(world)
         ids = fixture.put("orders", 3)
-        await spoil(world.secondary, world.secondary_road, what)
+        await spoil(world.secondary, world.secondary_network, what)
         syphon = fixture.syphon()
         await world.timed("start", syphon.start(), 11.0)
         await asyncio.sleep(200)
-        await heal(world.secondary, world.secondary_road)
+        await heal(world.secondary, world.secondary_network)
         await fixture.drained(40.0)
         assert fixture.delivered("orders") == ids
         await syphon.close()
@@ -171,9 +171,9 @@ def test_c15_runners_survive_an_outage_of_the_secondary(what: str, caplog: pytes
         syphon = await fixture.started()
         ids = fixture.put("orders", 300)
         await asyncio.sleep(0.02)
-        await spoil(world.secondary, world.secondary_road, what)
+        await spoil(world.secondary, world.secondary_network, what)
         await asyncio.sleep(1_000)
-        await heal(world.secondary, world.secondary_road)
+        await heal(world.secondary, world.secondary_network)
         ids += fixture.put("orders", 3)
         await fixture.drained(200.0)
         assert sorted(fixture.delivered("orders")) == sorted(ids)
@@ -238,14 +238,14 @@ def test_c15_delivered_message_that_was_not_removed_is_not_sent_again() -> None:
 
         def cut_off(messages: list[BacklogMessage]) -> None:
             """Fail between the confirmation and the removal."""
-            world.secondary_road.refuse()
+            world.secondary_network.refuse()
             complete(messages)
 
         source.complete = cut_off  # type: ignore[method-assign]
         ids = fixture.put("orders", 3)
         await asyncio.sleep(200)
         assert len(fixture.left()) == 3
-        world.secondary_road.heal()
+        world.secondary_network.heal()
         await fixture.drained(100.0)
         assert fixture.delivered("orders") == ids
         await syphon.close()
@@ -298,16 +298,16 @@ def test_c15_close_does_not_hang_with_a_dead_peer(which: str, what: str) -> None
         syphon = await fixture.started()
         fixture.put("orders", 500)
         await asyncio.sleep(0.015)
-        for name, namespace, road in (
-            ("primary", world.primary, world.primary_road),
-            ("secondary", world.secondary, world.secondary_road),
+        for name, namespace, network in (
+            ("primary", world.primary, world.primary_network),
+            ("secondary", world.secondary, world.secondary_network),
         ):
             if which in {name, "both"}:
-                await spoil(namespace, road, what)
+                await spoil(namespace, network, what)
         await asyncio.sleep(0.5)
         await world.timed("close", syphon.close(), 25.0)
-        await heal(world.primary, world.primary_road)
-        await heal(world.secondary, world.secondary_road)
+        await heal(world.primary, world.primary_network)
+        await heal(world.secondary, world.secondary_network)
 
     run(scenario)
 

@@ -294,9 +294,11 @@ async def _hurt(world: PairWorld, random: Random) -> None:
         case 1:
             world.primary.trouble_sends("visits", random.choice([*Trouble]))
         case 2:
-            await spoil(world.primary, world.primary_road, random.choice(["refuse", "stall", "stall down", "drop"]))
+            await spoil(world.primary, world.primary_network, random.choice(["refuse", "stall", "stall down", "drop"]))
         case 3:
-            await spoil(world.secondary, world.secondary_road, random.choice(["refuse", "stall", "stall down", "drop"]))
+            await spoil(
+                world.secondary, world.secondary_network, random.choice(["refuse", "stall", "stall down", "drop"])
+            )
         case 4:
             world.primary.drop_connections()
             world.secondary.drop_connections()
@@ -306,8 +308,8 @@ async def _mend(world: PairWorld) -> None:
     for path in ("visits", "orders", "loose"):
         world.primary.take_sends(path)
         world.primary.enable(path)
-    await heal(world.primary, world.primary_road)
-    await heal(world.secondary, world.secondary_road)
+    await heal(world.primary, world.primary_network)
+    await heal(world.secondary, world.secondary_network)
 
 
 async def _kill(syphon: InProcessSyphon) -> None:

@@ -32,7 +32,7 @@ def test_c15_parked_message_delivered_but_not_removed_is_removed_later() -> None
 
         def cut_off(messages: list[BacklogMessage]) -> None:
             """Fail between the confirmation and the removal."""
-            world.secondary_road.refuse()
+            world.secondary_network.refuse()
             complete(messages)
 
         source.complete = cut_off  # type: ignore[method-assign]
@@ -41,7 +41,7 @@ def test_c15_parked_message_delivered_but_not_removed_is_removed_later() -> None
         source.complete = complete  # type: ignore[method-assign]
         await asyncio.sleep(200)
         assert len(fixture.left()) == 3
-        world.secondary_road.heal()
+        world.secondary_network.heal()
         await fixture.drained(100.0)
         assert fixture.delivered("orders") == ids
         await syphon.close()
@@ -138,11 +138,11 @@ def test_c15_syphon_resumes_as_soon_as_another_connection_reaches_the_primary(pa
         queues(world.primary, "orders")
         fixture = SyphonFixture(world)
         syphon = await fixture.started()
-        world.primary_road.refuse()
+        world.primary_network.refuse()
         fixture.put("orders")
         await asyncio.sleep(pause_s)
         assert syphon._health.is_away
-        world.primary_road.heal()
+        world.primary_network.heal()
         sender = await syphon._context.primary.create_message_sender("orders")
         await sender.send(BrokeredMessage())
         assert await fixture.drained() < 1.0

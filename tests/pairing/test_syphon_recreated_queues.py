@@ -36,7 +36,7 @@ def test_e1_messages_of_a_recreated_queue_are_delivered_despite_known_numbers(ag
         assert len(fixture.left()) == 3
         _make_anew(world)
         ids += fixture.put("orders", again)
-        world.secondary_road.heal()
+        world.secondary_network.heal()
         await fixture.drained()
         assert fixture.delivered("orders") == ids
         assert fixture.dead() == []
@@ -55,7 +55,7 @@ def test_e1_message_of_a_recreated_queue_with_a_known_id_is_delivered() -> None:
         _make_anew(world)
         fixture._count = 0  # the application sends the same messages again
         assert fixture.put("orders") == ids
-        world.secondary_road.heal()
+        world.secondary_network.heal()
         await fixture.drained()
         assert fixture.delivered("orders") == [*ids, *ids]
         await syphon.close()
@@ -71,7 +71,7 @@ def test_c15_delivered_message_of_the_same_queue_is_not_delivered_again() -> Non
         syphon = await fixture.started()
         await _cut_when_delivered(world, fixture)
         ids += fixture.put("orders", 3)
-        world.secondary_road.heal()
+        world.secondary_network.heal()
         await fixture.drained()
         assert fixture.delivered("orders") == ids
         await syphon.close()
@@ -123,12 +123,12 @@ def test_c15_messages_parked_by_another_syphon_in_a_recreated_queue_are_delivere
         ids = fixture.put("orders", 10)
         syphon = await fixture.started()
         await fixture.drained()
-        world.secondary_road.refuse()
+        world.secondary_network.refuse()
         _make_anew(world)
         ids += fixture.put("orders")
         async with await _other(world) as other:
             await other.defer(await other.receive())
-        world.secondary_road.heal()
+        world.secondary_network.heal()
         ids += fixture.put("orders", 1)
         await fixture.drained(4_000)
         assert sorted(fixture.delivered("orders")) == sorted(ids)
@@ -144,12 +144,12 @@ def test_c15_session_waits_for_another_receiver_in_a_recreated_queue() -> None:
         ids = fixture.put("orders", 10, session_id="a")
         syphon = await fixture.started()
         await fixture.drained()
-        world.secondary_road.refuse()
+        world.secondary_network.refuse()
         _make_anew(world)
         ids += fixture.put("orders", 1, session_id="a")
         async with await _other(world) as other:
             (locked,) = await other.receive()
-            world.secondary_road.heal()
+            world.secondary_network.heal()
             ids += fixture.put("orders", 1, session_id="a")
             await asyncio.sleep(30)
             await other.abandon(locked)
@@ -199,7 +199,7 @@ async def _cut_when_delivered(world: PairWorld, fixture: SyphonFixture) -> None:
     complete = BacklogSource.complete
 
     def cut(source: BacklogSource, messages: list[BacklogMessage]) -> None:
-        world.secondary_road.refuse()
+        world.secondary_network.refuse()
         complete(source, messages)
 
     with pytest.MonkeyPatch.context() as patch:

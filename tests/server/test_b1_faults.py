@@ -40,7 +40,7 @@ from pairbus.wire import (
 )
 from tests.server.amqp.clocked_namespace import ClockedNamespace, clocked_namespace
 from tests.server.amqp.wire_client import DEADLINE_S, LinkRefusedError, WireClient, body_of, connect, text_message
-from tests.server.books import rows_of
+from tests.server.ledger_rows import rows_of
 from tests.server.test_e6_damage import health
 from tests.waiting import eventually
 

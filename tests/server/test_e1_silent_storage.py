@@ -21,8 +21,8 @@ from pairbus.server.messages import received_message
 from pairbus.store import StoreInUseError
 from pairbus.wire import ACCEPTED, Delivery, Link
 from tests.server.amqp.wire_client import DEADLINE_S, HungUpError, WireClient, body_of, text_message
-from tests.server.books import rows_of
 from tests.server.disks import MEGABYTE, frozen, mounted
+from tests.server.ledger_rows import rows_of
 from tests.server.served_process import PATIENCE_S, ServedProcess, served_process
 from tests.server.test_stopping import ORDERS
 from tests.waiting import eventually

@@ -16,7 +16,7 @@ from pairbus.ledger import LIVES, OPERATIONS
 from pairbus.testing import FaultKind, RunningNamespace, running_namespace
 from pairbus.wire import ACCEPTED, Condition, Rejected
 from tests.server.amqp.wire_client import DEADLINE_S, WireClient, connect, text_message
-from tests.server.books import rows_of
+from tests.server.ledger_rows import rows_of
 from tests.server.test_b1_faults import ask
 from tests.waiting import eventually
 

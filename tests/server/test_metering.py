@@ -31,7 +31,7 @@ from pairbus.dialect.transfer import divert
 from pairbus.ledger import LIVES, OPERATIONS
 from pairbus.server.host import NamespaceHost
 from pairbus.testing import RunningNamespace, running_namespace
-from tests.server.books import events_of, lives_in, operations_in, rows_of
+from tests.server.ledger_rows import events_of, lifecycle_events_in, operations_in, rows_of
 
 BACKLOG = backlog_path("contoso", 0)
 SHORT = timedelta(milliseconds=300)
@@ -132,7 +132,7 @@ def test_d3_pings_have_separate_rows(tmp_path: Path) -> None:
     with metered(tmp_path, lives=True) as namespace:
         play(namespace, ping)
     assert operations_in(tmp_path / "ledger", "kind", "stage")["send", "ping"] == 1
-    assert lives_in(tmp_path / "ledger") == []
+    assert lifecycle_events_in(tmp_path / "ledger") == []
 
 
 def test_d3_management_requests_and_rejections_are_counted(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_d4_lifecycle_of_a_message_is_recorded(tmp_path: Path) -> None:
 
     with metered(tmp_path, lives=True) as namespace:
         play(namespace, live)
-    events = lives_in(tmp_path / "ledger")
+    events = lifecycle_events_in(tmp_path / "ledger")
     assert events[:4] == [("accepted", "orders", number) for number in range(1, 5)]
     assert events[4:8] == [("received", "orders", number) for number in range(1, 5)]
     assert {*events[8:13]} == {
@@ -217,7 +217,7 @@ def test_d4_scheduled_message_is_moved_at_its_enqueue_time(tmp_path: Path) -> No
 
     with metered(tmp_path, lives=True) as namespace:
         play(namespace, schedule)
-    assert lives_in(tmp_path / "ledger") == [
+    assert lifecycle_events_in(tmp_path / "ledger") == [
         ("accepted", "orders", 1),
         ("scheduled", "orders", 1),
         ("moved", "orders", 1),
@@ -258,7 +258,7 @@ def test_d4_duplicates_expiry_purges_and_deleted_entities_are_recorded(tmp_path:
     with metered(tmp_path, lives=True) as namespace:
         asyncio.run(asyncio.wait_for(scene(namespace), 60.0))
         namespace.call(lambda host: host.use_namespace().delete_messages(Address.of("orders"), 10, host.now_ms()))
-    assert lives_in(tmp_path / "ledger") == [
+    assert lifecycle_events_in(tmp_path / "ledger") == [
         ("accepted", "once", 1),
         ("repeated", "once", 0),
         ("accepted", "orders", 1),
@@ -284,7 +284,7 @@ def test_d4_ordinals_continue_after_a_restart(tmp_path: Path) -> None:
         play(namespace, scene)
         namespace.restart()
         play(namespace, scene)
-    assert lives_in(tmp_path / "ledger") == [
+    assert lifecycle_events_in(tmp_path / "ledger") == [
         ("accepted", "orders", 1),
         ("found", "orders", 1),
         ("accepted", "orders", 2),

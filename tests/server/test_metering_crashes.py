@@ -41,7 +41,7 @@ from pairbus.store.memory import MemoryStore
 from pairbus.wire import ACCEPTED
 from tests.durability.namespace import make_namespace
 from tests.pairing.processes import NamespaceProcess
-from tests.server.books import rows_of
+from tests.server.ledger_rows import rows_of
 from tests.server.side_buffer.stage import FAILED, BufferedStage, play
 
 ORDERS = Address.of("orders")

@@ -21,7 +21,7 @@ from pairbus.store import GroupCommitter, StoreError, keys
 from pairbus.store.errors import StoreFailedError
 from pairbus.store.memory import MemoryStore
 from tests.ledger.entries import lives_from
-from tests.server.books import rows_of
+from tests.server.ledger_rows import rows_of
 from tests.waiting import eventually
 
 ORDERS = Address.of("orders")

@@ -32,7 +32,7 @@ from pairbus.wire import (
     decode_message,
 )
 from tests.server.amqp.wire_client import DEADLINE_S, HungUpError, WireClient, body_of, connect, text_message
-from tests.server.books import lives_in
+from tests.server.ledger_rows import lifecycle_events_in
 from tests.waiting import eventually
 
 ORDERS: Final = Address.of("orders")
@@ -190,5 +190,5 @@ def test_stop_delayed_by_a_peer_writes_everything(
             namespace.stop()
         namespace.start()
         assert namespace.call(lambda host: len(host.use_namespace().peek(ORDERS, 0, NUMBER, host.now_ms()))) == NUMBER
-    assert len([event for event, _, _ in lives_in(ledger) if event == "accepted"]) == NUMBER
+    assert len([event for event, _, _ in lifecycle_events_in(ledger) if event == "accepted"]) == NUMBER
     assert not [each for each in caplog.records if each.levelname == "ERROR"]

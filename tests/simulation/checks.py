@@ -10,7 +10,7 @@ from pairbus.client.errors import MessagingError
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.pairing import EntityChanged, EntityState, PingSent
 from tests.simulation.journal import Outcome, Received, Sent
-from tests.simulation.mishap import Kind
+from tests.simulation.planned_fault import Kind
 from tests.simulation.process import Process
 from tests.simulation.simulation import Run
 
@@ -236,7 +236,9 @@ def switches(run: Run) -> Iterator[str]:
     for process in run.processes:
         failing_s: dict[str, float] = {}
         answered_s: dict[str, float] = {}
-        by_hand = {one.path for one in run.plan.mishaps if one.kind is Kind.ENGAGE and one.process == process.plan.name}
+        by_hand = {
+            one.path for one in run.plan.planned_faults if one.kind is Kind.ENGAGE and one.process == process.plan.name
+        }
         for at_s, event in process.events:
             if isinstance(event, PingSent) and event.cause is None:
                 answered_s[event.path] = at_s

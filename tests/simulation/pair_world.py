@@ -38,7 +38,7 @@ class NamedLoop(VirtualLoop):
         return await super().create_connection(protocol_factory, there, port, **options)
 
 
-class Road(Proxy):
+class NetworkPath(Proxy):
     """A way to a namespace, the only one for those who go by its name. What is done to it lasts until ``heal``."""
 
     def __init__(self, loop: NamedLoop, namespace: VirtualNamespace, domain: str = _DOMAIN) -> None:
@@ -131,34 +131,34 @@ class PairWorld(Stage):
         self._named = loop
         self.primary = VirtualNamespace(loop, PRIMARY, skew_s=primary_skew_s)
         self.secondary = VirtualNamespace(loop, SECONDARY, skew_s=secondary_skew_s)
-        self.primary_road = Road(loop, self.primary)
-        self.secondary_road = Road(loop, self.secondary)
-        self.add(self.primary, self.primary_road)
-        self.add(self.secondary, self.secondary_road)
+        self.primary_network = NetworkPath(loop, self.primary)
+        self.secondary_network = NetworkPath(loop, self.secondary)
+        self.add(self.primary, self.primary_network)
+        self.add(self.secondary, self.secondary_network)
 
-    async def another_road(self, namespace: VirtualNamespace, domain: str) -> Road:
+    async def another_network(self, namespace: VirtualNamespace, domain: str) -> NetworkPath:
         """One more way to a namespace, on which other things can happen than on the first."""
-        road = Road(self._named, namespace, domain)
-        self.proxies.append(road)
-        await road.start()
-        return road
+        network = NetworkPath(self._named, namespace, domain)
+        self.proxies.append(network)
+        await network.start()
+        return network
 
     def primary_factory(self, **settings: Any) -> MessagingFactory:
-        return self.factory_at(self.primary_road.endpoint, **settings)
+        return self.factory_at(self.primary_network.endpoint, **settings)
 
     def secondary_factory(self, **settings: Any) -> MessagingFactory:
-        return self.factory_at(self.secondary_road.endpoint, **settings)
+        return self.factory_at(self.secondary_network.endpoint, **settings)
 
     def primary_manager(self, **settings: Any) -> NamespaceManager:
-        return self.manager_at(self.primary_road.endpoint, **settings)
+        return self.manager_at(self.primary_network.endpoint, **settings)
 
     def secondary_manager(self, **settings: Any) -> NamespaceManager:
-        return self.manager_at(self.secondary_road.endpoint, **settings)
+        return self.manager_at(self.secondary_network.endpoint, **settings)
 
     @property
     def footprint(self) -> list[list[tuple[float, int, int]]]:
         """Return the traffic of the network, with times."""
-        return [self.primary_road.footprint, self.secondary_road.footprint]
+        return [self.primary_network.footprint, self.secondary_network.footprint]
 
 
 def run(

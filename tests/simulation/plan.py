@@ -9,8 +9,8 @@ from random import Random
 from typing import Final
 
 from tests.simulation.entities import ENTITIES, Entity
-from tests.simulation.mishap import ON_ROADS, SWITCHES, TO_ENTITIES, TO_NAMESPACES, Kind, Mishap
 from tests.simulation.pair_world import PRIMARY, SECONDARY
+from tests.simulation.planned_fault import ON_NETWORK, SWITCHES, TO_ENTITIES, TO_NAMESPACES, Kind, PlannedFault
 
 _LONGEST_SKEW_S: Final = 150.0
 _LONGEST_MISHAP_S: Final = 150.0
@@ -79,7 +79,7 @@ class Plan:
     seed: int
     entities: tuple[Entity, ...]
     processes: tuple[ProcessPlan, ...]
-    mishaps: tuple[Mishap, ...]
+    planned_faults: tuple[PlannedFault, ...]
     keeps_order: bool = False
     primary_skew_s: float = 0.0
     secondary_skew_s: float = 0.0
@@ -91,7 +91,7 @@ class Plan:
     @property
     def deleted(self) -> frozenset[str]:
         """Entities that do not exist to the end."""
-        return frozenset(one.path for one in self.mishaps if one.kind is Kind.DELETE)
+        return frozenset(one.path for one in self.planned_faults if one.kind is Kind.DELETE)
 
     def entity(self, path: str) -> Entity:
         return next(one for one in self.entities if one.path == path)
@@ -101,7 +101,7 @@ class Plan:
         return [
             f"seed {self.seed}: {clocks}{', sessions in order' if self.keeps_order else ''}",
             *(f"  {one}" for one in self.processes),
-            *(f"  {one}" for one in self.mishaps),
+            *(f"  {one}" for one in self.planned_faults),
         ]
 
 
@@ -129,12 +129,14 @@ class _Planner:
         applications = tuple(self._application(f"app{number}", entities, queues) for number in range(self._few(3)))
         syphons = tuple(self._syphon(f"syphon{number}", queues) for number in range(random.choice((1, 1, 2))))
         processes = applications + syphons
-        mishaps = sorted(self._mishaps(entities, queues, processes), key=lambda one: (one.at_s, one.end_s, str(one)))
+        planned_faults = sorted(
+            self._planned_faults(entities, queues, processes), key=lambda one: (one.at_s, one.end_s, str(one))
+        )
         return Plan(
             seed=self._seed,
             entities=entities,
             processes=processes,
-            mishaps=tuple(mishaps),
+            planned_faults=tuple(planned_faults),
             keeps_order=keeps_order,
             primary_skew_s=self._skew_s(),
             secondary_skew_s=self._skew_s(),
@@ -207,9 +209,9 @@ class _Planner:
 
     # What goes wrong.
 
-    def _mishaps(
+    def _planned_faults(
         self, entities: tuple[Entity, ...], queues: int, processes: tuple[ProcessPlan, ...]
-    ) -> Iterator[Mishap]:
+    ) -> Iterator[PlannedFault]:
         random = self._random
         yield self._outage()
         for _ in range(random.choice((0, 1, 1, 2, 3, 5))):
@@ -221,59 +223,59 @@ class _Planner:
             yield self._of_a_backlog_queue(queues)
         for _ in range(random.choice((0, 0, 1, 1, 2))):
             syphons = [one.name for one in processes if not one.senders]
-            yield self._mishap(random.choice((Kind.DIE, Kind.DIE, Kind.LEAVE)), process=random.choice(syphons))
+            yield self._planned_fault(random.choice((Kind.DIE, Kind.DIE, Kind.LEAVE)), process=random.choice(syphons))
         if random.random() < 0.2:
             senders = [one.name for one in processes if one.senders]
-            yield self._mishap(random.choice((Kind.DIE, Kind.LEAVE)), process=random.choice(senders))
+            yield self._planned_fault(random.choice((Kind.DIE, Kind.LEAVE)), process=random.choice(senders))
         if random.random() < 0.15:
             path = random.choice(("", random.choice(entities).path))
-            yield self._mishap(Kind.ENGAGE, process=random.choice(processes).name, path=path)
+            yield self._planned_fault(Kind.ENGAGE, process=random.choice(processes).name, path=path)
         if random.random() < 0.08:
-            yield self._mishap(Kind.DELETE, namespace=PRIMARY, path=random.choice(entities).path)
+            yield self._planned_fault(Kind.DELETE, namespace=PRIMARY, path=random.choice(entities).path)
 
-    def _outage(self) -> Mishap:
+    def _outage(self) -> PlannedFault:
         """Return the outage of every run: long enough that messages are most likely diverted."""
         random = self._random
-        kind = random.choice((*ON_ROADS, Kind.KILL))
+        kind = random.choice((*ON_NETWORK, Kind.KILL))
         at_s, lasts_s = random.uniform(0.0, self._length_s / 2), random.uniform(20.0, _LONGEST_MISHAP_S)
-        return Mishap(
+        return PlannedFault(
             kind=kind,
             at_s=round(at_s, 3),
             lasts_s=round(lasts_s, 3),
             namespace=PRIMARY,
             size=_size(kind, random),
-            is_lossy=kind in ON_ROADS and random.random() < 0.5,
+            is_lossy=kind in ON_NETWORK and random.random() < 0.5,
         )
 
-    def _of_the_primary(self, _entities: tuple[Entity, ...], processes: tuple[ProcessPlan, ...]) -> Mishap:
-        kind = self._random.choice((*ON_ROADS, *ON_ROADS, *TO_NAMESPACES))
-        return self._mishap(kind, namespace=PRIMARY, process=self._whom(kind, processes))
+    def _of_the_primary(self, _entities: tuple[Entity, ...], processes: tuple[ProcessPlan, ...]) -> PlannedFault:
+        kind = self._random.choice((*ON_NETWORK, *ON_NETWORK, *TO_NAMESPACES))
+        return self._planned_fault(kind, namespace=PRIMARY, process=self._whom(kind, processes))
 
-    def _of_the_secondary(self, processes: tuple[ProcessPlan, ...]) -> Mishap:
-        kind = self._random.choice((*ON_ROADS, *TO_NAMESPACES))
-        return self._mishap(kind, namespace=SECONDARY, process=self._whom(kind, processes))
+    def _of_the_secondary(self, processes: tuple[ProcessPlan, ...]) -> PlannedFault:
+        kind = self._random.choice((*ON_NETWORK, *TO_NAMESPACES))
+        return self._planned_fault(kind, namespace=SECONDARY, process=self._whom(kind, processes))
 
     def _whom(self, kind: Kind, processes: tuple[ProcessPlan, ...]) -> str:
         """Whom the bad way is for: all, or one of them."""
-        is_for_one = kind in ON_ROADS and self._random.random() < 0.25
+        is_for_one = kind in ON_NETWORK and self._random.random() < 0.25
         return self._random.choice(processes).name if is_for_one else ""
 
-    def _of_one_entity(self, entities: tuple[Entity, ...], _processes: tuple[ProcessPlan, ...]) -> Mishap:
+    def _of_one_entity(self, entities: tuple[Entity, ...], _processes: tuple[ProcessPlan, ...]) -> PlannedFault:
         entity = self._random.choice(entities)
         kind = self._random.choice(TO_ENTITIES)
         path = self._random.choice((entity.path, *entity.places)) if kind in SWITCHES else entity.path
-        return self._mishap(kind, namespace=PRIMARY, path=path)
+        return self._planned_fault(kind, namespace=PRIMARY, path=path)
 
-    def _of_a_backlog_queue(self, queues: int) -> Mishap:
+    def _of_a_backlog_queue(self, queues: int) -> PlannedFault:
         path = f"{PRIMARY}/x-servicebus-transfer/{self._random.randrange(queues)}"
-        return self._mishap(self._random.choice(TO_ENTITIES), namespace=SECONDARY, path=path)
+        return self._planned_fault(self._random.choice(TO_ENTITIES), namespace=SECONDARY, path=path)
 
-    def _mishap(self, kind: Kind, *, namespace: str = "", process: str = "", path: str = "") -> Mishap:
+    def _planned_fault(self, kind: Kind, *, namespace: str = "", process: str = "", path: str = "") -> PlannedFault:
         random = self._random
         at_s, until_s = self._time_s(), self._time_s()
         if until_s <= at_s or random.random() < 0.3:
             until_s = at_s + _LONGEST_MISHAP_S ** random.random()
-        return Mishap(
+        return PlannedFault(
             kind=kind,
             at_s=at_s,
             lasts_s=round(until_s - at_s, 3),
@@ -281,7 +283,7 @@ class _Planner:
             process=process,
             path=path,
             size=_size(kind, random),
-            is_lossy=kind in ON_ROADS and random.random() < 0.5,
+            is_lossy=kind in ON_NETWORK and random.random() < 0.5,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pairbus.client.factory import MessagingFactory
 from pairbus.pairing import NamespacePair, PairEvent, SendAvailabilityPairedNamespaceOptions, SyphonSettings
 from pairbus.pairing.status import PairStatus
-from tests.simulation.pair_world import PRIMARY, SECONDARY, PairWorld, Road
+from tests.simulation.pair_world import PRIMARY, SECONDARY, NetworkPath, PairWorld
 from tests.simulation.plan import ProcessPlan
 
 _PATIENCE_S: Final = 5.0
@@ -19,10 +19,10 @@ _CLOSE_S: Final = 30.0
 class Process:
     """Runs until it is killed: then nothing that it does has an effect, and no error is reported."""
 
-    def __init__(self, world: PairWorld, plan: ProcessPlan, name: str, roads: dict[str, Road]) -> None:
+    def __init__(self, world: PairWorld, plan: ProcessPlan, name: str, networks: dict[str, NetworkPath]) -> None:
         self.plan = plan
         self.name = name
-        self.roads = roads
+        self.networks = networks
         self.is_dead = False
         self.events: list[tuple[float, PairEvent]] = []
         self.died_s: float | None = None
@@ -36,11 +36,11 @@ class Process:
     @classmethod
     async def create(cls, world: PairWorld, plan: ProcessPlan, name: str = "") -> Process:
         name = name or plan.name
-        roads = {
-            namespace.name: await world.another_road(namespace, f"{name}.example")
+        networks = {
+            namespace.name: await world.another_network(namespace, f"{name}.example")
             for namespace in (world.primary, world.secondary)
         }
-        return cls(world, plan, name, roads)
+        return cls(world, plan, name, networks)
 
     @property
     def pair(self) -> NamespacePair:
@@ -65,10 +65,12 @@ class Process:
         """Pair the namespaces; raises what that raises."""
         plan, world = self.plan, self._world
         settings = {"operation_timeout": _seconds(plan.operation_s)}
-        primary, secondary = (world.factory_at(self.roads[name].endpoint, **settings) for name in (PRIMARY, SECONDARY))
+        primary, secondary = (
+            world.factory_at(self.networks[name].endpoint, **settings) for name in (PRIMARY, SECONDARY)
+        )
         self._factories += [primary, secondary]
         options = SendAvailabilityPairedNamespaceOptions(
-            world.manager_at(self.roads[SECONDARY].endpoint, **settings),
+            world.manager_at(self.networks[SECONDARY].endpoint, **settings),
             secondary,
             plan.queue_count,
             _seconds(plan.failover_s),
@@ -105,8 +107,8 @@ class Process:
             self._last = self._pair.status()
         self.is_dead = True
         self.died_s = self._world.loop.time()
-        for road in self.roads.values():
-            road.block()
+        for network in self.networks.values():
+            network.block()
         for task in self.tasks:
             task.cancel()
         await asyncio.sleep(_PATIENCE_S)

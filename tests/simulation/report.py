@@ -95,6 +95,6 @@ def _counts(run: Run) -> Counter[str]:
             "dead-lettered": sum(map(len, run.dead_letters.values())),
             "duplicates": copies,
             "pings": sum(one.pings for one in statuses),
-            "outages": len(run.plan.mishaps),
+            "outages": len(run.plan.planned_faults),
         }
     )

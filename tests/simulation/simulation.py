@@ -16,7 +16,7 @@ from pairbus.pairing import EntityState
 from pairbus.pairing.status import PairStatus
 from pairbus.server.messages import address_of, delivered_payload
 from tests.faults.namespace import VirtualNamespace
-from tests.simulation.havoc import Havoc
+from tests.simulation.fault_injector import FaultInjector
 from tests.simulation.journal import Journal, Sent, Watch
 from tests.simulation.pair_world import PRIMARY, PairWorld, run
 from tests.simulation.plan import Plan, ProcessPlan
@@ -85,7 +85,7 @@ class _Stage:
         self._run = made
         self._plan = made.plan
         self._journal = made.journal
-        self._havoc = Havoc(world, made.journal, self._restart)
+        self._injector = FaultInjector(world, made.journal, self._restart)
         self._starts: dict[str, int] = {}
         self._sendings: dict[str, list[Sending]] = {}
         self._sending: list[asyncio.Task[None]] = []
@@ -95,14 +95,14 @@ class _Stage:
         for entity in plan.entities:
             entity.create(world.primary)
         watch = Watch(world.primary, self._journal, world.loop.time)
-        self._havoc.on_start = lambda namespace: watch.look() if namespace is world.primary else None
+        self._injector.on_start = lambda namespace: watch.look() if namespace is world.primary else None
         receiving = await self._receive()
         for process in plan.processes:
             await self._start(process)
-        await self._havoc.run(plan.mishaps)
+        await self._injector.run(plan.planned_faults)
         while pending := [task for task in self._sending if not task.done()]:
             await asyncio.wait(pending)  # a process that was started again has more to send then
-        await asyncio.gather(*self._havoc.ending)
+        await asyncio.gather(*self._injector.ending)
         await self._calm_down()
         await self._send_last()
         self._look()
@@ -113,7 +113,7 @@ class _Stage:
 
     @property
     def _alive(self) -> list[Process]:
-        return [*self._havoc.processes.values()]
+        return [*self._injector.processes.values()]
 
     # Those who take part.
 
@@ -121,9 +121,9 @@ class _Stage:
         number = self._starts[plan.name] = self._starts.get(plan.name, 0) + 1
         process = await Process.create(self._world, plan, f"{plan.name}-{number}")
         self._run.processes.append(process)
-        self._havoc.processes[plan.name] = process
-        for namespace, road in process.roads.items():
-            self._havoc.add_road(plan.name, namespace, road)
+        self._injector.processes[plan.name] = process
+        for namespace, network in process.networks.items():
+            self._injector.add_network(plan.name, namespace, network)
         if number == 1:
             self._sendings[plan.name] = [self._make_sending(plan, index) for index in range(len(plan.senders))]
             await self._pair(process)
@@ -158,14 +158,14 @@ class _Stage:
 
     async def _restart(self, name: str) -> None:
         plan = next(one for one in self._plan.processes if one.name == name)
-        if name not in self._havoc.processes:
+        if name not in self._injector.processes:
             await self._start(plan)
 
     async def _receive(self) -> list[asyncio.Task[None]]:
         world = self._world
-        road = await world.another_road(world.primary, f"{_RECEIVER}.example")
-        self._havoc.add_road(_RECEIVER, PRIMARY, road)
-        factory = world.factory_at(road.endpoint)
+        network = await world.another_network(world.primary, f"{_RECEIVER}.example")
+        self._injector.add_network(_RECEIVER, PRIMARY, network)
+        factory = world.factory_at(network.endpoint)
         tasks = []
         for entity in self._plan.entities:
             for place in entity.places:
@@ -218,7 +218,10 @@ class _Stage:
         made = self._run
         made.before = self._diverted()
         living = [
-            one for name in self._havoc.processes for one in self._sendings[name] if one.path not in self._plan.deleted
+            one
+            for name in self._injector.processes
+            for one in self._sendings[name]
+            if one.path not in self._plan.deleted
         ]
         for sent in await asyncio.gather(*(one.send_last() for one in living)):
             made.last += sent

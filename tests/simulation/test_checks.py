@@ -23,9 +23,9 @@ from pairbus.pairing.syphon.destination import DeliveryDestination
 from pairbus.pairing.syphon.source import BacklogSource
 from tests.simulation import checks
 from tests.simulation.entities import ENTITIES, Entity
-from tests.simulation.mishap import Kind, Mishap
 from tests.simulation.pair_world import PRIMARY
 from tests.simulation.plan import Form, Plan, ProcessPlan, SenderPlan, Step
+from tests.simulation.planned_fault import Kind, PlannedFault
 from tests.simulation.simulation import play
 
 pytestmark = pytest.mark.slow
@@ -33,11 +33,11 @@ pytestmark = pytest.mark.slow
 PLAIN: Final = ENTITIES[0]
 UNIQUE: Final = ENTITIES[1]
 VISITS: Final = ENTITIES[2]
-REFUSE: Final = Mishap(kind=Kind.REFUSE, at_s=10.0, lasts_s=30.0, namespace=PRIMARY)
-UNCONFIRM: Final = Mishap(kind=Kind.UNCONFIRM, at_s=10.0, lasts_s=30.0, namespace=PRIMARY, path=UNIQUE.path)
+REFUSE: Final = PlannedFault(kind=Kind.REFUSE, at_s=10.0, lasts_s=30.0, namespace=PRIMARY)
+UNCONFIRM: Final = PlannedFault(kind=Kind.UNCONFIRM, at_s=10.0, lasts_s=30.0, namespace=PRIMARY, path=UNIQUE.path)
 
 
-def plan_of(entity: Entity, *mishaps: Mishap, keeps_order: bool = False) -> Plan:
+def plan_of(entity: Entity, *planned_faults: PlannedFault, keeps_order: bool = False) -> Plan:
     """A sender that sends a message every two seconds, and a syphon."""
     steps = tuple(Step(2.0 * number, Form.ONE, 1) for number in range(30))
     application = ProcessPlan(
@@ -49,11 +49,17 @@ def plan_of(entity: Entity, *mishaps: Mishap, keeps_order: bool = False) -> Plan
         senders=(SenderPlan(path=entity.path, steps=steps, sessions=1),),
     )
     syphon = ProcessPlan(name="syphon", queue_count=1, enable_syphon=True)
-    return Plan(seed=1, entities=(entity,), processes=(application, syphon), mishaps=mishaps, keeps_order=keeps_order)
+    return Plan(
+        seed=1,
+        entities=(entity,),
+        processes=(application, syphon),
+        planned_faults=planned_faults,
+        keeps_order=keeps_order,
+    )
 
 
-def wrong_with(entity: Entity, *mishaps: Mishap, keeps_order: bool = False) -> list[str]:
-    return checks.check(play(plan_of(entity, *mishaps, keeps_order=keeps_order)))
+def wrong_with(entity: Entity, *planned_faults: PlannedFault, keeps_order: bool = False) -> list[str]:
+    return checks.check(play(plan_of(entity, *planned_faults, keeps_order=keeps_order)))
 
 
 def assert_found(wrong: list[str], number: int, text: str) -> None:
@@ -92,7 +98,7 @@ def test_syphon_that_removes_messages_before_the_send_is_detected_after_a_kill(
             await real(destination, payloads)
 
     monkeypatch.setattr(DeliveryDestination, "send", send)
-    die = Mishap(kind=Kind.DIE, at_s=47.0, lasts_s=10.0, process="syphon")
+    die = PlannedFault(kind=Kind.DIE, at_s=47.0, lasts_s=10.0, process="syphon")
     assert_found(wrong_with(PLAIN, REFUSE, die), 1, "was sent, and never received from 'plain'")
     assert tasks
 
@@ -107,7 +113,7 @@ def test_sender_that_drops_messages_instead_of_diverting_is_detected(monkeypatch
 
 def test_syphon_that_dead_letters_without_a_reason_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pairbus.pairing.syphon.delivery.retry_decision", lambda _error: RetryDecision.NEVER)
-    disable = Mishap(kind=Kind.DISABLE, at_s=10.0, lasts_s=30.0, namespace=PRIMARY, path=PLAIN.path)
+    disable = PlannedFault(kind=Kind.DISABLE, at_s=10.0, lasts_s=30.0, namespace=PRIMARY, path=PLAIN.path)
     assert_found(wrong_with(PLAIN, disable), 1, "though its entity is there")
 
 
@@ -161,7 +167,7 @@ def test_session_out_of_order_is_detected(monkeypatch: pytest.MonkeyPatch) -> No
         return batch
 
     monkeypatch.setattr(route.OrderedRoute, "_divert_followers", divert_nothing)
-    busy = Mishap(kind=Kind.DIE, at_s=5.0, lasts_s=45.0, process="syphon")
+    busy = PlannedFault(kind=Kind.DIE, at_s=5.0, lasts_s=45.0, process="syphon")
     assert_found(wrong_with(VISITS, REFUSE, busy, keeps_order=True), 4, "came to 'visits' before")
 
 

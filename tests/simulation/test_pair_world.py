@@ -27,7 +27,7 @@ from tests.faults.fault import Way
 from tests.faults.namespace import START_MS, VirtualNamespace
 from tests.faults.recorder import Recorder
 from tests.faults.trouble import Trouble
-from tests.simulation.pair_world import PRIMARY, SECONDARY, PairWorld, Road, run
+from tests.simulation.pair_world import PRIMARY, SECONDARY, NetworkPath, PairWorld, run
 from tests.waiting import eventually_async
 
 QUEUE: Final = "contoso/x-servicebus-transfer/0"
@@ -263,7 +263,7 @@ def test_sends_to_one_entity_are_never_answered(trouble: Trouble, taken: int) ->
     run(scenario)
 
 
-# What can happen on the roads.
+# What can happen on the networks.
 
 
 @pytest.mark.parametrize("what", ["refuse", "stall", "stall up", "stall down", "hide"])
@@ -273,15 +273,15 @@ def test_one_network_path_fails_alone_and_recovers(what: str) -> None:
         _queues(world.secondary, QUEUE)
         sender = await world.primary_factory(**SOON).create_message_sender("orders")
         await sender.send(BrokeredMessage())
-        _spoil(world.primary_road, what)
+        _spoil(world.primary_network, what)
         if what == "hide":
-            world.primary_road.cut()
+            world.primary_network.cut()
         with pytest.raises((MessagingTimeoutError, MessagingCommunicationError)):
             await sender.send(BrokeredMessage())
         with pytest.raises((MessagingTimeoutError, MessagingCommunicationError)):
             await world.primary_manager(**SOON).get_queue("orders")
         await world.timed("get", world.secondary_manager().get_queue(QUEUE), 1.0)
-        world.primary_road.heal()
+        world.primary_network.heal()
         await world.timed("send", sender.send(BrokeredMessage()), ATTEMPT_S)
         await world.timed("get", world.primary_manager().get_queue("orders"), 1.0)
 
@@ -293,11 +293,11 @@ def test_delayed_data_arrives_when_the_network_recovers() -> None:
         _queues(world.primary, "orders")
         sender = await world.primary_factory(**SOON).create_message_sender("orders")
         await sender.send(BrokeredMessage())
-        world.primary_road.stall(Way.UP)
+        world.primary_network.stall(Way.UP)
         sending = asyncio.create_task(sender.send(BrokeredMessage()))
         await asyncio.sleep(10)
         assert world.primary.info("orders").ready_count == 1
-        world.primary_road.heal()
+        world.primary_network.heal()
         await world.timed("send", _done(sending), 1.0)
         assert world.primary.info("orders").ready_count == 2
 
@@ -309,9 +309,9 @@ def test_cut_ends_at_once() -> None:
         _queues(world.primary, "orders")
         sender = await world.primary_factory().create_message_sender("orders")
         await sender.send(BrokeredMessage())
-        world.primary_road.cut()
+        world.primary_network.cut()
         await world.timed("send", sender.send(BrokeredMessage()), 1.0)
-        assert len(world.primary_road.relays) == 2
+        assert len(world.primary_network.relays) == 2
 
     run(scenario)
 
@@ -382,30 +382,32 @@ async def _manage(world: PairWorld, number: int, trace: list[object]) -> None:
 async def _spoil_at_random(world: PairWorld, random: Random) -> None:
     for _ in range(10):
         await asyncio.sleep(random.uniform(0, 10))
-        road, namespace = random.choice([(world.primary_road, world.primary), (world.secondary_road, world.secondary)])
+        network, namespace = random.choice(
+            [(world.primary_network, world.primary), (world.secondary_network, world.secondary)]
+        )
         what = random.choice(["refuse", "stall", "stall up", "stall down", "hide", "kill", "stop"])
         if what in {"kill", "stop"}:
             await _end(namespace, what)
         else:
-            _spoil(road, what)
+            _spoil(network, what)
         await asyncio.sleep(random.uniform(0, 30))
-        road.heal()
+        network.heal()
         if what in {"kill", "stop"}:
             namespace.start()
 
 
-def _spoil(road: Road, what: str) -> None:
+def _spoil(network: NetworkPath, what: str) -> None:
     match what:
         case "refuse":
-            road.refuse()
+            network.refuse()
         case "hide":
-            road.hide()
+            network.hide()
         case "stall up":
-            road.stall(Way.UP)
+            network.stall(Way.UP)
         case "stall down":
-            road.stall(Way.DOWN)
+            network.stall(Way.DOWN)
         case _:
-            road.stall()
+            network.stall()
 
 
 async def _end(namespace: VirtualNamespace, how: str) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from tests.simulation.__main__ import main
 from tests.simulation.checks import CHECKS
-from tests.simulation.mishap import Kind
 from tests.simulation.plan import make_plan
+from tests.simulation.planned_fault import Kind
 from tests.simulation.report import simulate
 from tests.simulation.simulation import Run
 from tests.thoroughness import times
@@ -38,7 +38,7 @@ def test_no_message_is_lost_in_any_simulated_outage(first: int) -> None:
 
 def test_hundreds_of_outages_of_every_kind_are_simulated() -> None:
     plans = [make_plan(seed) for seed in range(400)]
-    kinds = [Counter(mishap.kind for mishap in plan.mishaps) for plan in plans]
+    kinds = [Counter(planned.kind for planned in plan.planned_faults) for plan in plans]
     assert sum(one.total() for one in kinds[:RUNS]) >= 200
     assert {*sum(kinds, Counter[Kind]())} == {*Kind}
 
@@ -96,5 +96,5 @@ def test_failed_run_prints_the_cause_and_how_to_repeat_it(
     reported = capsys.readouterr().out
     assert "wrong: 9. the test wants it" in reported
     assert "make simulate SEED=20" in reported
-    assert all(str(mishap) in reported for mishap in make_plan(20).mishaps)
+    assert all(str(planned) in reported for planned in make_plan(20).planned_faults)
     assert reported.endswith("1 failed: [20]\n")

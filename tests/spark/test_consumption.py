@@ -949,7 +949,7 @@ def test_d1_random_failures_lose_no_message(seed: int) -> None:
     """Drivers are killed at any time, network and namespace fail: each message is read, then removed."""
 
     async def scenario(world: World) -> None:
-        random = Random(seed)  # noqa: S311 (mishaps)
+        random = Random(seed)  # noqa: S311 (planned_faults)
         others = Others(world)
         offset, committed = ConsumeOffset(), ConsumeOffset()
         rows: list[str] = []
@@ -964,7 +964,7 @@ def test_d1_random_failures_lose_no_message(seed: int) -> None:
                 rows += await driver.read(driver.consumption.partitions(offset))
             for _ in range(random.randint(0, 4)):
                 rows += await driver.batch()
-                await _mishap(world, random)
+                await _planned_fault(world, random)
                 removed = set(numbered(range(sent))) - set(await others.look())
                 assert removed <= set(rows), "removed unread"
             offset = driver.offset
@@ -980,7 +980,7 @@ def test_d1_random_failures_lose_no_message(seed: int) -> None:
     run(scenario, seed=seed)
 
 
-async def _mishap(world: World, random: Random) -> None:
+async def _planned_fault(world: World, random: Random) -> None:
     match random.choice(("nothing", "wait", "cut", "away", "restart")):
         case "wait":
             await asyncio.sleep(random.choice((1, 20, 70)))

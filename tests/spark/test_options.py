@@ -399,11 +399,11 @@ def test_every_option_is_documented(option: Option) -> None:
 def test_d1_spark_passes_options_unchanged(tmp_path: Path) -> None:
     """All ways to set an option in Spark, with a source that records what it got."""
     from pairbus.spark.session import ensured_session
-    from tests.spark.telling_source import LOG, TellingSource
+    from tests.spark.recording_source import LOG, RecordingSource
 
     log = tmp_path / "log"
     with ensured_session("local[1]") as spark:
-        spark.dataSource.register(TellingSource)
+        spark.dataSource.register(RecordingSource)
 
         def reported() -> set[str]:
             lines = set(log.read_text().splitlines())

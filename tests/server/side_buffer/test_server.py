@@ -27,7 +27,7 @@ from pairbus.store.pages import META_BYTES, read_meta
 from pairbus.testing import RunningNamespace
 from pairbus.wire import ACCEPTED, Delivery, Link, Rejected, plain
 from tests.server.amqp.wire_client import DEADLINE_S, HungUpError, WireClient, text_message
-from tests.server.books import rows_of
+from tests.server.ledger_rows import rows_of
 from tests.server.side_buffer.small_server import Served, serving, small_settings, starting
 from tests.waiting import eventually
 

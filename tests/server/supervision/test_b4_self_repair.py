@@ -39,7 +39,7 @@ from pairbus.store.page_nodes import LostPage
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import ACCEPTED, Link
 from tests.server.amqp.wire_client import WireClient, body_of, connect, text_message
-from tests.server.books import rows_of
+from tests.server.ledger_rows import rows_of
 from tests.server.supervision.traffic import Traffic
 from tests.server.test_jwt import DOCUMENT
 from tests.waiting import eventually

@@ -1,4 +1,4 @@
-"""The step that brings messages home, between two real servers and without Spark: it is called as Spark calls it."""
+"""The task that delivers messages, between two real servers and without Spark: the tests call it as Spark does."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Scene:
 
         return asyncio.run(peek())
 
-    def home(self, path: str) -> list[str]:
+    def delivered(self, path: str) -> list[str]:
         return [str(message.message_id) for message in self.lying(path, self.primary)]
 
     def delete_backlog(self) -> None:
@@ -174,8 +174,8 @@ def test_c14_messages_are_restored_sent_and_only_then_removed(scene: Scene) -> N
     )
     outcomes = scene.land(scene.lock(100))
     assert _counts(outcomes) == {OutcomeKind.DELIVERED: 100}
-    assert scene.home(first) == [f"m{number}" for number in range(1, 100, 2)]
-    assert scene.home(second) == [f"m{number}" for number in range(0, 100, 2)]
+    assert scene.delivered(first) == [f"m{number}" for number in range(1, 100, 2)]
+    assert scene.delivered(second) == [f"m{number}" for number in range(0, 100, 2)]
     arrived = scene.lying(first, scene.primary)[0]
     assert arrived.application_properties == {}
     assert arrived.time_to_live == timedelta(hours=1)
@@ -200,7 +200,7 @@ def test_c15_repeated_task_sends_only_the_remaining_messages(scene: Scene) -> No
     batch = scene.lock(20)
     assert _counts(scene.land(batch.slice(0, 12))) == {OutcomeKind.DELIVERED: 12}
     assert _counts(scene.land(batch)) == {OutcomeKind.DELIVERED: 8}
-    assert scene.home(destination) == [f"m{number}" for number in range(20)]
+    assert scene.delivered(destination) == [f"m{number}" for number in range(20)]
 
 
 def test_c15_message_with_a_lost_lock_is_reported_for_redelivery(scene: Scene) -> None:
@@ -242,7 +242,7 @@ def test_c15_undeliverable_message_is_dead_lettered_with_the_reason(
     [dead] = scene.lying(f"{scene.backlog}/$DeadLetterQueue")
     assert (dead.dead_letter_reason, reported.reason) == (reason.value, reason.value)
     assert dead.dead_letter_error_description == reported.description != ""
-    assert scene.home(destination) == ["m2"]
+    assert scene.delivered(destination) == ["m2"]
 
 
 def test_c15_messages_for_a_destination_that_is_down_are_parked_and_others_delivered(scene: Scene) -> None:
@@ -255,7 +255,7 @@ def test_c15_messages_for_a_destination_that_is_down_are_parked_and_others_deliv
     assert {outcome.session_id for outcome in parked} == {"s0", "s1", "s2"}
     assert all(outcome.cause and "disabled" in outcome.cause for outcome in parked)
     assert {message.state for message in scene.lying()} == {MessageState.DEFERRED}
-    assert scene.home(up) == [f"m{number}" for number in range(0, 12, 2)]
+    assert scene.delivered(up) == [f"m{number}" for number in range(0, 12, 2)]
 
 
 def test_c15_message_behind_a_parked_one_is_parked_too(scene: Scene) -> None:
@@ -263,7 +263,7 @@ def test_c15_message_behind_a_parked_one_is_parked_too(scene: Scene) -> None:
     scene.divert((destination, _message(1, session_id="a")))
     busy = frozenset({(scene.backlog, destination.lower())})
     assert _counts(scene.land(scene.lock(1), landing=scene.landing(busy=busy))) == {OutcomeKind.PARKED: 1}
-    assert scene.home(destination) == []
+    assert scene.delivered(destination) == []
 
 
 def test_c21_messages_for_a_held_entity_are_parked(scene: Scene) -> None:
@@ -274,7 +274,7 @@ def test_c21_messages_for_a_held_entity_are_parked(scene: Scene) -> None:
         OutcomeKind.PARKED: 1,
         OutcomeKind.DELIVERED: 1,
     }
-    assert (scene.home(destination), scene.home(other)) == ([], ["m2"])
+    assert (scene.delivered(destination), scene.delivered(other)) == ([], ["m2"])
 
 
 def test_c15_task_waits_for_a_full_destination(scene: Scene) -> None:
@@ -283,7 +283,7 @@ def test_c15_task_waits_for_a_full_destination(scene: Scene) -> None:
     counts = _counts(scene.land(scene.lock(30)))
     assert counts[OutcomeKind.PARKED] + counts.get(OutcomeKind.DELIVERED, 0) == 30
     assert counts[OutcomeKind.PARKED] > 0
-    assert len(scene.home(destination)) == counts.get(OutcomeKind.DELIVERED, 0)
+    assert len(scene.delivered(destination)) == counts.get(OutcomeKind.DELIVERED, 0)
 
 
 def test_c15_unreachable_primary_returns_all_messages_unchanged(secondary: RunningNamespace) -> None:
@@ -303,7 +303,7 @@ def test_c15_unreachable_primary_returns_all_messages_unchanged(secondary: Runni
             assert time.monotonic() < deadline_s
             time.sleep(0.1)
             delivered += _counts(scene.land(scene.lock(5 - delivered))).get(OutcomeKind.DELIVERED, 0)
-        assert sorted(scene.home(destination)) == [f"m{number}" for number in range(5)]
+        assert sorted(scene.delivered(destination)) == [f"m{number}" for number in range(5)]
 
 
 def test_c16_remaining_time_to_live_is_restored_and_expired_messages_are_dead_lettered(scene: Scene) -> None:
@@ -327,7 +327,7 @@ def test_c15_rejected_message_does_not_affect_the_others_of_its_batch(scene: Sce
     scene.divert(*((destination, _message(number, session_id=None if number == 3 else "a")) for number in range(6)))
     outcomes = scene.land(scene.lock(6))
     assert _counts(outcomes) == {OutcomeKind.DELIVERED: 5, OutcomeKind.DEAD_LETTERED: 1}
-    assert scene.home(destination) == ["m0", "m1", "m2", "m4", "m5"]
+    assert scene.delivered(destination) == ["m0", "m1", "m2", "m4", "m5"]
 
 
 def test_many_messages_of_many_destinations_are_delivered_in_order(scene: Scene) -> None:
@@ -337,7 +337,7 @@ def test_many_messages_of_many_destinations_are_delivered_in_order(scene: Scene)
     assert _counts(scene.land(scene.lock(6_000))) == {OutcomeKind.DELIVERED: 6_000}
     for index, path in enumerate(destinations):
         expected = [f"m{number}" for number in range(6_000) if number % 7 == index]
-        assert scene.home(path) == expected[:1_000]
+        assert scene.delivered(path) == expected[:1_000]
 
 
 def test_c15_parked_messages_are_remembered_while_the_task_runs(scene: Scene) -> None:
@@ -354,7 +354,7 @@ def test_c15_parked_messages_are_remembered_while_the_task_runs(scene: Scene) ->
 
     outcomes = [DeliveryOutcome.from_row(row) for one in scene.landing()(batches()) for row in one.to_pylist()]
     assert _counts(outcomes) == {OutcomeKind.PARKED: 6}
-    assert scene.home(destination) == []
+    assert scene.delivered(destination) == []
 
 
 def test_c15_message_parked_by_another_receiver_is_reported_and_blocks_later_ones(scene: Scene) -> None:
@@ -367,7 +367,7 @@ def test_c15_message_parked_by_another_receiver_is_reported_and_blocks_later_one
     assert _counts(outcomes) == {OutcomeKind.DELIVERED: 2, OutcomeKind.FOUND: 1, OutcomeKind.PARKED: 1}
     [found] = [outcome for outcome in outcomes if outcome.kind is OutcomeKind.FOUND]
     assert (found.destination, found.session_id, str(found.numbers)) == (destination, "a", "2")
-    assert scene.home(destination) == []
+    assert scene.delivered(destination) == []
 
 
 def test_c15_messages_held_because_the_primary_is_unreachable_are_not_parked(secondary: RunningNamespace) -> None:
@@ -391,7 +391,7 @@ def test_c15_repeated_task_leaves_parked_messages_in_place(scene: Scene) -> None
     assert _counts(scene.land(batch)) == {OutcomeKind.PARKED: 3}
     scene.set_status(destination, EntityStatus.ACTIVE)
     assert _counts(scene.land(batch)) == {OutcomeKind.FOUND: 3}
-    assert scene.home(destination) == []
+    assert scene.delivered(destination) == []
 
 
 def test_c15_backlog_queue_deleted_during_a_batch_does_not_fail_the_task(
@@ -404,4 +404,4 @@ def test_c15_backlog_queue_deleted_during_a_batch_does_not_fail_the_task(
     scene.delete_backlog()
     (outcome,) = scene.land(batch)
     assert (outcome.kind, outcome.queue) == (OutcomeKind.DELIVERED, other.backlog)
-    assert scene.home(path) == ["kept"]
+    assert scene.delivered(path) == ["kept"]

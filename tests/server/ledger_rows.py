@@ -35,6 +35,6 @@ def events_of(directory: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["event"] not in {"started", "stopped"}]
 
 
-def lives_in(directory: Path) -> list[tuple[str, str, int]]:
+def lifecycle_events_in(directory: Path) -> list[tuple[str, str, int]]:
     """Return the kind, entity and sequence number of each event."""
     return [(row["event"], row["entity"], row["sequence"]) for row in events_of(directory)]

@@ -34,7 +34,7 @@ class Kind(Enum):
     ENGAGE = "is switched to the backlog by hand"
 
 
-ON_ROADS: Final = (Kind.REFUSE, Kind.HANG, Kind.DEAF, Kind.MUTE, Kind.HIDE, Kind.RESET, Kind.SLOW, Kind.FLAKY)
+ON_NETWORK: Final = (Kind.REFUSE, Kind.HANG, Kind.DEAF, Kind.MUTE, Kind.HIDE, Kind.RESET, Kind.SLOW, Kind.FLAKY)
 """Faults of the network to a namespace."""
 
 TO_NAMESPACES: Final = (Kind.BUSY, Kind.KILL, Kind.KILL, Kind.STOP, Kind.LEAP)
@@ -45,18 +45,18 @@ ENDLESS: Final = (Kind.DELETE, Kind.LEAP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mishap:
-    """One thing that goes wrong, from a time on, for a while."""
+class PlannedFault:
+    """A fault of a plan, with its start and duration."""
 
     kind: Kind
     at_s: float
     lasts_s: float
     namespace: str = ""
-    """The namespace that it happens to, or on the way to."""
+    """The namespace concerned, or whose network is."""
     process: str = ""
-    """The process that it happens to, or for which alone the way is bad."""
+    """The process concerned, or the only one whose network is."""
     path: str = ""
-    """The entity that it happens to."""
+    """The entity concerned."""
     size: float = 0.0
     """The delay or clock jump in seconds; or the seed of the places where connections are lost."""
     is_lossy: bool = False
@@ -79,6 +79,6 @@ class Mishap:
 
     @property
     def _for(self) -> str:
-        if not self.process or self.kind not in ON_ROADS:
+        if not self.process or self.kind not in ON_NETWORK:
             return self.process
         return f"(for {self.process} only)"

@@ -21,7 +21,7 @@ _MOMENTARY: Final = frozenset({"accessed_at", "size_in_bytes"})
 """Properties of an entity that are not stored, or that versions may count differently."""
 
 
-async def survey(connection: str) -> dict[str, Any]:
+async def read_content(connection: str) -> dict[str, Any]:
     """Return everything that can be seen without receiving anything."""
     async with (
         NamespaceManager.from_connection_string(connection) as manager,
@@ -30,14 +30,14 @@ async def survey(connection: str) -> dict[str, Any]:
         found = await _entities(manager)
         paths = [*found["queues"], *(f"{topic}/Subscriptions/{name}" for topic, name in _subscriptions(found))]
         found["messages"] = {
-            path: [portrait(message, path) for message in messages]
-            for path, messages in [(path, await look(factory, path)) for path in _with_parts(paths)]
+            path: [message_values(message, path) for message in messages]
+            for path, messages in [(path, await peek_all(factory, path)) for path in _with_parts(paths)]
             if messages
         }
     return found
 
 
-async def look(factory: MessagingFactory, path: str) -> list[ReceivedMessage]:
+async def peek_all(factory: MessagingFactory, path: str) -> list[ReceivedMessage]:
     """Return all messages of an entity, in whatever state, in the order of their numbers."""
     found: list[ReceivedMessage] = []
     async with await factory.create_message_receiver(path) as receiver:
@@ -46,7 +46,7 @@ async def look(factory: MessagingFactory, path: str) -> list[ReceivedMessage]:
     return found
 
 
-def portrait(message: ReceivedMessage, path: str) -> dict[str, Any]:
+def message_values(message: ReceivedMessage, path: str) -> dict[str, Any]:
     """Return a message as JSON, with the digest of its body in place of that if it is bytes."""
     document = document_of(message, path)
     if "body_kind" not in document:

@@ -25,7 +25,7 @@ LOG: Final = "log"
 """The option with the path of the record; not an option of pairbus."""
 
 
-class TellingSource(DataSource):
+class RecordingSource(DataSource):
     @classmethod
     def name(cls) -> str:
         return "telling"
@@ -34,25 +34,25 @@ class TellingSource(DataSource):
         return "id bigint"
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        self._tell(SourceOptions.from_options(self._ours(), is_stream=False))
+        self._record(SourceOptions.from_options(self._ours(), is_stream=False))
         return _Reader()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        self._tell(SourceOptions.from_options(self._ours()))
+        self._record(SourceOptions.from_options(self._ours()))
         return _StreamReader()
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        self._tell(SinkOptions.from_options(self._ours()))
+        self._record(SinkOptions.from_options(self._ours()))
         return _Writer()
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        self._tell(SinkOptions.from_options(self._ours()))
+        self._record(SinkOptions.from_options(self._ours()))
         return _StreamWriter()
 
     def _ours(self) -> dict[str, str]:
         return {name: value for name, value in self.options.items() if name != LOG}
 
-    def _tell(self, options: object) -> None:
+    def _record(self, options: object) -> None:
         with Path(self.options[LOG]).open("a") as log:
             log.write(f"{options!r}\n")
 

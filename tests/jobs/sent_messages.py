@@ -85,7 +85,7 @@ async def make_queues(primary: str, prefix: str, count: int, **description: Any)
     return paths
 
 
-class Freight:
+class SentMessages:
     """Messages of all sorts for some destinations, each known by its id."""
 
     def __init__(self, destinations: Sequence[str], queues: Sequence[str], *, seed: int = 1, sessions: int = 0) -> None:
@@ -124,26 +124,29 @@ class Freight:
 
     async def arrivals(self, primary: MessagingFactory) -> Arrivals:
         """Return the messages at the destinations now."""
-        found = {path: await look(primary, path) for path in self._destinations}
+        found = {path: await peek_all(primary, path) for path in self._destinations}
         return Arrivals(sent=self.sent, found=found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixedFreight:
+class MixedMessages:
     """Messages for destinations that detect duplicates, and for others that do not."""
 
-    exact: Freight
-    plain: Freight
+    exact: SentMessages
+    plain: SentMessages
 
     @classmethod
-    async def make(cls, primary: str, queues: Sequence[str], seed: int) -> MixedFreight:
+    async def make(cls, primary: str, queues: Sequence[str], seed: int) -> MixedMessages:
         exact = await make_queues(primary, "exact", 4, requires_duplicate_detection=True)
         plain = await make_queues(primary, "plain", 4)
-        return cls(exact=Freight(exact, queues, seed=seed), plain=Freight(plain, queues, seed=seed + 1_000, sessions=9))
+        return cls(
+            exact=SentMessages(exact, queues, seed=seed),
+            plain=SentMessages(plain, queues, seed=seed + 1_000, sessions=9),
+        )
 
     async def load(self, secondary: MessagingFactory, count: int) -> None:
-        for freight in (self.exact, self.plain, self.exact, self.plain):
-            await freight.load(secondary, count // 4)
+        for sent_messages in (self.exact, self.plain, self.exact, self.plain):
+            await sent_messages.load(secondary, count // 4)
 
     async def check(self, primary: MessagingFactory) -> int:
         """Nothing is lost, and nothing twice where that is detected; how many repeats there are elsewhere."""
@@ -189,7 +192,7 @@ class Arrivals:
                 sent = self.sent.get(str(message.message_id))
                 if sent is None:
                     continue
-                before, after = portrait(ReceivedMessage(encode_brokered(sent[1]))), portrait(message)
+                before, after = message_values(ReceivedMessage(encode_brokered(sent[1]))), message_values(message)
                 if before != after:
                     found[str(message.message_id)] = before, after
         return found
@@ -226,7 +229,7 @@ class Arrivals:
         return f"{reported}, {self.repeats:,} repeats"
 
 
-def portrait(message: ReceivedMessage) -> tuple[Any, ...]:
+def message_values(message: ReceivedMessage) -> tuple[Any, ...]:
     """Return the properties of a message, with their types."""
     named = sorted((name, type(value), value) for name, value in message.application_properties.items())
     return (message.body, named, *(getattr(message, name) for name in _KEPT))
@@ -238,7 +241,7 @@ async def send_raw(factory: MessagingFactory, path: str, payloads: Iterable[byte
     await lane.close()
 
 
-async def look(factory: MessagingFactory, path: str) -> list[ReceivedMessage]:
+async def peek_all(factory: MessagingFactory, path: str) -> list[ReceivedMessage]:
     """All messages of an entity, in whatever state, in the order of their numbers."""
     found: list[ReceivedMessage] = []
     async with await factory.create_message_receiver(path) as receiver:
@@ -248,9 +251,9 @@ async def look(factory: MessagingFactory, path: str) -> list[ReceivedMessage]:
 
 
 async def dead_letters(factory: MessagingFactory, queues: Iterable[str]) -> list[ReceivedMessage]:
-    return [one for path in queues for one in await look(factory, f"{path}/$DeadLetterQueue")]
+    return [one for path in queues for one in await peek_all(factory, f"{path}/$DeadLetterQueue")]
 
 
 async def depth(factory: MessagingFactory, queues: Iterable[str]) -> int:
     """Return the number of messages in queues, in any state."""
-    return sum([len(await look(factory, path)) for path in queues])
+    return sum([len(await peek_all(factory, path)) for path in queues])
