@@ -182,7 +182,7 @@ async def _move(engine: str, messages: int, batch: int) -> None:
             backlog_queues=tuple(backlog_path(_NAME, queue) for queue in range(QUEUES)),
             settings=SyphonSettings(),
             is_held=_is_held,
-            tell=_ignore,
+            publish=_ignore,
         )
         first, last = await ENGINES[engine](context, messages, batch)
     count = last.home - first.home

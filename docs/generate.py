@@ -48,9 +48,9 @@ from pairbus.server.http.metrics import (
     StorageReading,
     StorageState,
     StorageStateMetrics,
-    StrangerMetrics,
     TotalMetrics,
     Traffic,
+    UnprovenConnectionMetrics,
 )
 from pairbus.server.peer_limits import AddressLimit, LoginLimiter
 from pairbus.server.side_buffer.buffer import SideBufferMetrics
@@ -1057,7 +1057,7 @@ _SAMPLE_PAIR = pairing.PairStatus(
 
 
 _SAMPLE_LEDGER = LedgerStatus(
-    operations_written=0, lives_written=0, lives_waiting=0, lives_missed=0, files_closed=0, error=None
+    operations_written=0, events_written=0, events_waiting=0, events_missed=0, files_closed=0, error=None
 )
 
 
@@ -1071,7 +1071,7 @@ def metrics_page() -> str:
         *StorageStateMetrics(StorageState()).collect(),
         *FaultMetrics({}).collect(),
         *AuditMetrics(AuditLog()).collect(),
-        *StrangerMetrics(UnprovenConnections(), (), AddressLimit(), LoginLimiter()).collect(),
+        *UnprovenConnectionMetrics(UnprovenConnections(), (), AddressLimit(), LoginLimiter()).collect(),
         *_component_metrics(),
         *LedgerMetrics(lambda: _SAMPLE_LEDGER).collect(),
         *SideBufferMetrics(BufferCounts()).collect(),

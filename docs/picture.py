@@ -56,7 +56,7 @@ class Album:
             self._console.print(reading_tables(self._reading))
         self._console.print(f"  [dim]done in {seconds:.1f} s[/dim]")
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         if not text.startswith("The syphon:"):  # one batch is like another
             self._console.print(f"  {text}", markup=False)
 

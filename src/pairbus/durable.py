@@ -20,11 +20,11 @@ sync_content: Final = getattr(os, "fdatasync", os.fsync)
 
 
 def make_directory(path: Path, mode: int = 0o777) -> None:
-    """Make a directory, and those above it that are missing; what others may do there is less what the umask takes."""
+    """Create a directory and its missing parents durably, with ``mode`` less the umask."""
     if path.is_dir():
         return
     make_directory(path.parent, mode)
-    path.mkdir(mode=mode, exist_ok=True)  # another process may make it, too
+    path.mkdir(mode=mode, exist_ok=True)  # another process may create it at the same time
     sync_directory(path.parent)
 
 
@@ -37,7 +37,7 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes, mode: int) -> None:
-    """Write a whole file: readers see the old content or the new one, and never others than ``mode`` allows."""
+    """Replace a file atomically: readers see the old content or the new one, with the permissions ``mode``."""
     temporary = path.with_name(path.name + ".new")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -62,7 +62,7 @@ def sync_directory(path: Path) -> None:
 def try_lock(descriptor: int) -> bool:
     """Lock an open file until it is closed or its process ends; return ``False`` if another process holds the lock."""
     if sys.platform == "win32":
-        raise NotImplementedError(f"there are no such locks on {sys.platform}")
+        raise NotImplementedError(f"file locks are not supported on {sys.platform}; use Linux or macOS")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -29,7 +29,7 @@ class FaultKind(StrEnum):
 
 
 class FaultScope(Enum):
-    """What a fault applies to; the value is its name in texts."""
+    """The target of a fault; the value is its name in texts."""
 
     NAMESPACE = "the namespace"
     ENTITY = "a queue or topic"

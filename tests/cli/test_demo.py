@@ -77,17 +77,17 @@ def test_missing_message_is_lost_at_its_place() -> None:
     tally.note_sent("events", "e1", 0.1)
     tally.note_received(AUDIT, "e1")
     assert (tally.lost, tally.expected, tally.received) == (1, 2, 1)
-    assert [*tally.mishaps()] == ["e1 was not received from events/subscriptions/billing"]
+    assert [*tally.problems()] == ["e1 was not received from events/subscriptions/billing"]
 
 
 def test_redelivery_is_not_a_duplicate() -> None:
     tally = a_tally()
     tally.note_received("orders", "o1")  # delivered again, because its completion was not confirmed
     assert (tally.doubled, tally.redelivered, tally.received) == (0, 1, 4)
-    assert [*tally.mishaps()] == []
+    assert [*tally.problems()] == []
     tally.note_completed("orders", "o1", 77)  # the namespace stored it twice
     assert (tally.doubled, tally.redelivered, tally.received) == (1, 1, 4)
-    assert [*tally.mishaps()] == ["o1 was completed at orders under several sequence numbers: [0, 77]"]
+    assert [*tally.problems()] == ["o1 was completed at orders under several sequence numbers: [0, 77]"]
 
 
 def test_longest_wait_includes_failed_sends() -> None:
@@ -128,7 +128,7 @@ def test_plain_screen_prints_a_limited_number_of_lines() -> None:
     console, file = a_console()
     with opened_screen(console) as screen:
         screen.begin("An act")
-        screen.tell("Something [has] happened.")
+        screen.report("Something [has] happened.")
         for second in (0.0, 0.5, 1.9, 2.0, 3.9, 4.1):
             screen.show(a_reading(second))
         screen.advance(1, 2)
@@ -148,7 +148,7 @@ def test_live_screen_shows_a_table_and_a_line_for_each_step() -> None:
         screen.begin("An act")
         screen.show(a_reading())
         screen.advance(1, 2)
-        screen.tell("Something [has] happened.")
+        screen.report("Something [has] happened.")
         screen.end("An act", 1.5)
         screen.begin("Another one")
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
@@ -346,10 +346,10 @@ def doubling_one(tally: MessageLog) -> None:
     tally.note_completed("orders", "o1", 99)
 
 
-@pytest.mark.parametrize("planned", [failing_send, losing_one, doubling_one])
-def test_outcome_is_not_fine_if_the_application_lost_or_failed(planned: Any) -> None:
+@pytest.mark.parametrize("problem", [failing_send, losing_one, doubling_one])
+def test_outcome_is_not_fine_if_the_application_lost_or_failed(problem: Any) -> None:
     tally = a_tally()
-    planned(tally)
+    problem(tally)
     assert not an_outcome(tally).is_fine
 
 

@@ -138,7 +138,7 @@ def test_c14_in_process_once_delivers_everything(namespaces: Namespaces, name: s
     assert count_in(namespaces.secondary, name) == 0
     assert record_of(done, "starting")["backlog_queues"] == 2
     ended = record_of(done, "ended")
-    assert (ended["brought_home"], ended["dead_lettered"]) == (20, 0)
+    assert (ended["delivered"], ended["dead_lettered"]) == (20, 0)
     for namespace in (namespaces.primary, namespaces.secondary):
         assert namespace.key not in done.stdout
 
@@ -177,7 +177,7 @@ def test_lines_are_key_value_pairs_by_default(namespaces: Namespaces, name: str)
     done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--once")
     assert done.returncode == 0
     last = done.stdout.splitlines()[-1]
-    assert re.fullmatch(r"time=\S+\+00:00 event=ended brought_home=1 dead_lettered=0", last)
+    assert re.fullmatch(r"time=\S+\+00:00 event=ended delivered=1 dead_lettered=0 brought_home=1", last)
     assert received(namespaces.primary, "orders") == ["orders 0"]
 
 
@@ -185,7 +185,7 @@ def test_empty_backlog_starts_no_engine(namespaces: Namespaces, name: str) -> No
     make_backlog(namespaces, name, 2)
     done = run("syphon", *namespaces.options, "--name", name, "--once", "--json")  # Spark would take longer
     assert (done.returncode, done.stderr) == (0, "")
-    assert record_of(done, "ended")["brought_home"] == 0
+    assert record_of(done, "ended")["delivered"] == 0
 
 
 def test_c15_waiting_messages_exit_with_3_and_name_the_cause(namespaces: Namespaces, name: str) -> None:
@@ -386,7 +386,7 @@ def test_d2_spark_once_delivers_everything(namespaces: Namespaces, name: str, tm
     batches = [record for record in records(done) if record["event"] == "batch"]
     assert sum(batch["delivered"] for batch in batches) == 200
     assert sum(batch["dead_lettered"] for batch in batches) == 1
-    assert record_of(done, "ended")["brought_home"] == 200
+    assert record_of(done, "ended")["delivered"] == 200
     written = [file.read_bytes() for file in checkpoint.rglob("*") if file.is_file()]
     assert written
     for namespace in (namespaces.primary, namespaces.secondary):
@@ -416,7 +416,7 @@ def test_d2_spark_syphon_runs_until_ctrl_c_and_leaves_no_process(namespaces: Nam
     assert process.returncode == 0, complaints
     assert delivered == 50
     assert "event=stopping" in rest
-    assert "event=ended brought_home=50" in rest
+    assert "event=ended delivered=50" in rest
     assert "Traceback" not in complaints
     assert len(received(namespaces.primary, "orders")) == 50
     eventually(lambda: not members(process.pid))
@@ -438,8 +438,8 @@ def test_d2_on_spark_stop_during_a_batch_counts_all_its_messages(
     reported = [json.loads(line) for line in said.splitlines()]
     (ended,) = [one for one in reported if one["event"] == "ended"]
     batches = [one for one in reported if one["event"] == "batch"]
-    assert ended["brought_home"] == len(received(namespaces.primary, "bills")) > 0, complaints
-    assert ended["brought_home"] == sum(batch["delivered"] for batch in batches)
+    assert ended["delivered"] == len(received(namespaces.primary, "bills")) > 0, complaints
+    assert ended["delivered"] == sum(batch["delivered"] for batch in batches)
     assert ended["dead_lettered"] == sum(batch["dead_lettered"] for batch in batches)
     assert "uncounted_batches" not in ended
 
@@ -655,7 +655,7 @@ def test_page_lists_every_event() -> None:
     reported = {code(row[0]) for row in rows_of(HOW_TO, "event", "other keys", "when")}
     package = ROOT / "src" / "pairbus" / "jobs" / "syphon"
     texts = [file.read_text("utf-8") for file in (*package.glob("*.py"), package.parent / "lines.py")]
-    made = {event for text in texts for event in re.findall(r"(?:event=|_(?:tell|warn)\(\s*)\"([a-z]+)\"", text)}
+    made = {event for text in texts for event in re.findall(r"(?:event=|_(?:report|warn)\(\s*)\"([a-z]+)\"", text)}
     assert reported == made
 
 

@@ -26,10 +26,10 @@ class Screen:
     def text(self) -> str:
         return self._file.getvalue()
 
-    def after(self, brought_home: int, depth: int | None) -> str:
+    def after(self, delivered: int, depth: int | None) -> str:
         """Return what the screen shows for a progress."""
         with self.syphon:
-            self.syphon.show(Progress(brought_home=brought_home, dead_lettered=0, depth=depth))
+            self.syphon.show(Progress(delivered=delivered, dead_lettered=0, depth=depth))
         return self.text
 
 
@@ -41,7 +41,7 @@ def screen() -> Iterator[Screen]:
 
 
 @pytest.mark.parametrize(
-    ("brought_home", "depth", "said"),
+    ("delivered", "depth", "said"),
     [
         (0, 0, "backlog empty, waiting for messages"),
         (0, 5, "0 delivered, 5 in the backlog"),
@@ -51,9 +51,9 @@ def screen() -> Iterator[Screen]:
     ],
 )
 def test_c19_screen_shows_the_progress_of_the_syphon(
-    screen: Screen, brought_home: int, depth: int | None, said: str
+    screen: Screen, delivered: int, depth: int | None, said: str
 ) -> None:
-    assert said in screen.after(brought_home, depth)
+    assert said in screen.after(delivered, depth)
 
 
 def test_stopped_screen_restores_the_terminal_and_still_prints(screen: Screen) -> None:
@@ -61,7 +61,7 @@ def test_stopped_screen_restores_the_terminal_and_still_prints(screen: Screen) -
         assert screen.text.rfind(HIDE) > screen.text.rfind(SHOW)
         screen.syphon.rest()
         assert screen.text.rfind(SHOW) > screen.text.rfind(HIDE)
-        screen.syphon.tell(ReportLine(event="stopping", text="[stopping]"))
-        screen.syphon.show(Progress(brought_home=1, dead_lettered=0, depth=None))
+        screen.syphon.report(ReportLine(event="stopping", text="[stopping]"))
+        screen.syphon.show(Progress(delivered=1, dead_lettered=0, depth=None))
     assert screen.text.endswith("[stopping]\n")
     assert screen.text.count(SHOW) == 1

@@ -149,7 +149,7 @@ def test_wait_after_outage_ends_with_hurry(loop: asyncio.AbstractEventLoop, run:
         back: asyncio.Future[None] = loop.create_future()
         attempts = Attempts(loop, *[MessagingCommunicationError("lost")] * 6)
         task = asyncio.create_task(
-            retrying(attempts, settings=PATIENT, failure=attempts._errors[0], failures=20, hurry=lambda: back)
+            retrying(attempts, settings=PATIENT, failure=attempts._errors[0], failures=20, reconnected=lambda: back)
         )
         await asyncio.sleep(5)
         assert attempts.times_s == []
@@ -166,7 +166,7 @@ def test_b2_wait_for_busy_namespace_ignores_hurry(loop: asyncio.AbstractEventLoo
         back: asyncio.Future[None] = loop.create_future()
         back.set_result(None)
         attempts = Attempts(loop, ServerBusyError("busy"))
-        assert await retrying(attempts, settings=SETTINGS, hurry=lambda: back) == "done"
+        assert await retrying(attempts, settings=SETTINGS, reconnected=lambda: back) == "done"
         assert min(attempts.pauses_s()) >= 10
 
     run(scenario())

@@ -265,8 +265,8 @@ FIGURES: Final[dict[str, Figures]] = {
         ("as long as a lock lasts, {} at most", seconds(locks._DEFAULT_S)),
     ],
     "docs/how-to/connect.md": [
-        ("without a port {} for AMQP, {} for WebSockets", {str(endpoint._AMQPS_PORT)}, {str(endpoint._HTTPS_PORT)}),
-        ("without a port {} for AMQP, {} for WebSockets", {str(endpoint._AMQP_PORT)}, {str(endpoint._HTTP_PORT)}),
+        ("default ports: {} for AMQP, {} for WebSockets", {str(endpoint._AMQPS_PORT)}, {str(endpoint._HTTPS_PORT)}),
+        ("default ports: {} for AMQP, {} for WebSockets", {str(endpoint._AMQP_PORT)}, {str(endpoint._HTTP_PORT)}),
         ("a token of its own, good for {} or `time_to_live`", span(default(TokenProvider.from_key, "time_to_live"))),
         ("renewed when {} of their time have passed", share(authorization._RENEW_AT)),
     ],
@@ -300,8 +300,8 @@ FIGURES: Final[dict[str, Figures]] = {
         ("when it is {} better than that", share(1 - default(throttle.Facet, "relief"))),
     ],
     "docs/how-to/pair.md": [
-        ("By default an entity may fail for {} before", span(PAIR["failover_interval"])),
-        ("fails after `attempt_timeout`, {} if nothing else", span(PAIR["attempt_timeout"])),
+        ("messages are diverted after an entity has failed for {},", span(PAIR["failover_interval"])),
+        ("fails after `attempt_timeout`, {} by default", span(PAIR["attempt_timeout"])),
         ("waits at an empty queue ({};", span(SYPHON.long_poll)),
         ("the other is not within {}, that one is faulted", seconds(pair.PATIENCE_S)),
         ("near the limit of {} that would", size(route._HEADER_LIMIT_BYTES)),
@@ -317,8 +317,8 @@ FIGURES: Final[dict[str, Figures]] = {
         ("restarted or busy) until `operation_timeout`, {}", span(CLIENT.operation_timeout)),
     ],
     "docs/how-to/serve.md": [
-        ("when less than {} of it are left", span(certificate._RENEW_BEFORE)),
-        ("authority stays the same for {}", span(certificate._CA_LIFE)),
+        ("with less than {} left", span(certificate._RENEW_BEFORE)),
+        ("authority is valid for {}", span(certificate._CA_LIFE)),
         ("a key of fewer than {} characters", count(serve._KEY_CHARACTERS)),
     ],
     "docs/how-to/sessions.md": [
@@ -402,7 +402,7 @@ FIGURES: Final[dict[str, Figures]] = {
         ("and {} for each property", count(router._AMENDMENT_UNITS)),
     ],
     "docs/reference/wire.md": [
-        ("nesting beyond {}, counts", count(decoder.MAX_DEPTH)),
+        ("nesting beyond {} levels, counts", count(decoder.MAX_DEPTH)),
         ("values nest at most {} deep", count(decoder.MAX_DEPTH)),
         ("the constructor of an array at most {},", count(decoder.MAX_ARRAY_DESCRIPTORS)),
         ("take no bytes has at most {} of them", count(decoder.MAX_EMPTY_ELEMENTS)),

@@ -17,7 +17,7 @@ from pairbus import (
     TopicDescription,
 )
 from pairbus.ledger import LIVES, OPERATIONS, LifecycleEvent
-from pairbus.ledger.events import unpack_lives
+from pairbus.ledger.events import unpack_events
 from tests.formats.format_versions import records_in
 from tests.pairing.processes import NamespaceProcess
 from tests.server.ledger_rows import operations_in, rows_of
@@ -100,7 +100,7 @@ def _unwritten(data: Path, ledger: Path) -> list[LifecycleEvent]:
     """Return what is in the outbox and not in the ledger."""
     known = {row["ordinal"] for row in rows_of(ledger, LIVES)}
     packed = [value for key, value in records_in(data / "data.mdb") if key.startswith(_OUTBOX)]
-    return [life for content in packed for life in unpack_lives(content) if life.ordinal not in known]
+    return [life for content in packed for life in unpack_events(content) if life.ordinal not in known]
 
 
 def _expected(ledger: Path, missing: list[LifecycleEvent]) -> dict[str, Any]:

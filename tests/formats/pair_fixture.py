@@ -103,7 +103,7 @@ def context(primary: MessagingFactory, secondary: MessagingFactory, backlog: tup
         backlog_queues=backlog,
         settings=SyphonSettings(long_poll=timedelta(seconds=2)),
         is_held=lambda _: False,
-        tell=lambda _: None,
+        publish=lambda _: None,
     )
 
 

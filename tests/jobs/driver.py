@@ -143,7 +143,7 @@ async def _syphon(arguments: argparse.Namespace) -> None:
             backlog_queues=backlog_queues(arguments.queues),
             settings=SyphonSettings(long_poll=timedelta(seconds=30)),
             is_held=lambda _: False,
-            tell=lambda _: None,
+            publish=lambda _: None,
         )
         syphon = SparkSyphon(context, settings, on_batch=say)
         try:

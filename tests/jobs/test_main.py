@@ -54,7 +54,7 @@ def test_syphon_runs_as_module_and_as_file(namespaces: Namespaces, name: str, ho
     make_backlog(namespaces, name, 1)
     done = run([sys.executable, *how, "--name", name, "--once"], environment(namespaces))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "event=ended brought_home=0" in done.stdout
+    assert "event=ended delivered=0" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,6 @@ def test_d2_syphon_runs_with_spark_submit(namespaces: Namespaces, name: str, tmp
     assert " INFO MicroBatchExecution" not in done.stderr  # Spark's log is verbose otherwise
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert events[-1]["event"] == "ended"
-    assert events[-1]["brought_home"] == 100
+    assert events[-1]["delivered"] == events[-1]["brought_home"] == 100
     for namespace in (namespaces.primary, namespaces.secondary):
         assert namespace.key not in done.stdout + done.stderr

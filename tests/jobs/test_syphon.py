@@ -101,7 +101,7 @@ class Scene:
             backlog_queues=self.queues,
             settings=SyphonSettings(**{"long_poll": timedelta(seconds=2), **settings}),
             is_held=lambda _: False,
-            tell=self.events.append,
+            publish=self.events.append,
             held=held,
         )
 

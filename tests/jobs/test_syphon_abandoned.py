@@ -71,7 +71,7 @@ async def application() -> None:
         backlog_queues=backlog_queues(1),
         settings=SyphonSettings(long_poll=timedelta(minutes=15)),
         is_held=lambda _: False,
-        tell=lambda _: None,
+        publish=lambda _: None,
     )
     syphon = SparkSyphon(context, SparkSyphonSettings(master="local[1]"))
     await syphon.start()

@@ -36,7 +36,7 @@ def context(home: MessagingFactory, away: MessagingFactory, queues: tuple[str, .
         backlog_queues=queues,
         settings=SyphonSettings(long_poll=timedelta(seconds=2)),
         is_held=lambda _: False,
-        tell=lambda _: None,
+        publish=lambda _: None,
     )
 
 

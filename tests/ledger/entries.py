@@ -31,7 +31,7 @@ START_MS: Final = 1_794_798_000_000
 Row = dict[str, Any]
 
 
-def life_of(number: int, at_ms: int = START_MS) -> LifecycleEvent:
+def event_of(number: int, at_ms: int = START_MS) -> LifecycleEvent:
     """Return an event that is different for every number."""
     return LifecycleEvent(
         at_ms + number % 1_000,
@@ -48,8 +48,8 @@ def life_of(number: int, at_ms: int = START_MS) -> LifecycleEvent:
     )
 
 
-def lives_from(first: int, count: int, at_ms: int = START_MS) -> list[LifecycleEvent]:
-    return [life_of(number, at_ms) for number in range(first, first + count)]
+def events_from(first: int, count: int, at_ms: int = START_MS) -> list[LifecycleEvent]:
+    return [event_of(number, at_ms) for number in range(first, first + count)]
 
 
 def key_of(number: int) -> OperationKey:
@@ -69,7 +69,7 @@ def counts_of(number: int) -> OperationCounts:
     return tally
 
 
-def life_row(life: LifecycleEvent, namespace: str = NAMESPACE) -> Row:
+def event_row(life: LifecycleEvent, namespace: str = NAMESPACE) -> Row:
     """Return the event as a row of the ledger."""
     ours = iter(life)
     return {name: namespace if name == "namespace" else _plain(next(ours)) for name in COLUMNS[LIVES]}

@@ -16,7 +16,16 @@ from typing import Final
 from pairbus.ledger import LIVES, OPERATIONS, Ledger, LedgerSettings
 from pairbus.ledger.journal import read_journal
 from pairbus.ledger.schema import LedgerFileName
-from tests.ledger.entries import NAMESPACE, START_MS, counts_of, journals_in, key_of, life_row, lives_from, read_ledger
+from tests.ledger.entries import (
+    NAMESPACE,
+    START_MS,
+    counts_of,
+    event_row,
+    events_from,
+    journals_in,
+    key_of,
+    read_ledger,
+)
 from tests.waiting import eventually
 
 SETTINGS: Final = LedgerSettings(flush_s=0.01, retry_s=0.02, most_waiting=1_000, most_operations=200)
@@ -45,10 +54,10 @@ def limit_files(size: int) -> None:
 def fill(ledger: Ledger, number: int = 0) -> int:
     """Write until a write fails, and return the number of the next event."""
     while ledger.status.error is None:
-        before = ledger.status.lives_written
-        ledger.write_lives(lives_from(number, AT_A_TIME))
+        before = ledger.status.events_written
+        ledger.write_events(events_from(number, AT_A_TIME))
         number += AT_A_TIME
-        eventually(lambda: ledger.status.error or ledger.status.lives_written > before)  # noqa: B023
+        eventually(lambda: ledger.status.error or ledger.status.events_written > before)  # noqa: B023
     return number
 
 
@@ -62,7 +71,7 @@ def has_no_rest(path: Path) -> bool:
 
 def expect_lives(directory: Path, count: int) -> None:
     rows = sorted(read_ledger(directory, LIVES), key=lambda row: row["ordinal"])
-    assert rows == [life_row(life) for life in lives_from(0, count)]
+    assert rows == [event_row(life) for life in events_from(0, count)]
 
 
 def expect_operations(directory: Path, count: int) -> None:
@@ -80,13 +89,13 @@ def nothing_is_lost(directory: Path) -> None:
     eventually(lambda: all(map(has_no_rest, journals_in(directory))))
     for second in range(500):
         ledger.write_operations(START_MS + 1_000 * second, [(key_of(second), counts_of(second))], 0)
-    ledger.write_lives(lives_from(number, AT_A_TIME))
+    ledger.write_events(events_from(number, AT_A_TIME))
     number += AT_A_TIME
-    assert ledger.status.lives_waiting == 2 * AT_A_TIME
+    assert ledger.status.events_waiting == 2 * AT_A_TIME
     limit_files(resource.RLIM_INFINITY)
-    eventually(lambda: ledger.status.lives_written == number and not ledger.status.error)
+    eventually(lambda: ledger.status.events_written == number and not ledger.status.error)
     ledger.close()
-    assert ledger.status.lives_missed == ledger.status.lives_waiting == 0
+    assert ledger.status.events_missed == ledger.status.events_waiting == 0
     expect_lives(directory, number)
     expect_operations(directory, 500)
     begun, ended = LOG.lines
@@ -100,29 +109,29 @@ def what_is_too_much_is_counted(directory: Path) -> None:
     ledger = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
     number = fill(ledger)
     for _ in range(20):
-        ledger.write_lives(lives_from(number, AT_A_TIME))
+        ledger.write_events(events_from(number, AT_A_TIME))
         number += AT_A_TIME
     status = ledger.status
-    assert status.lives_waiting == SETTINGS.most_waiting
-    assert status.lives_missed == number - status.lives_waiting - status.lives_written
+    assert status.events_waiting == SETTINGS.most_waiting
+    assert status.events_missed == number - status.events_waiting - status.events_written
     limit_files(resource.RLIM_INFINITY)
     eventually(lambda: not ledger.status.error)
-    ledger.write_lives(lives_from(number, AT_A_TIME))
+    ledger.write_events(events_from(number, AT_A_TIME))
     ledger.close()
     rows = sorted(read_ledger(directory, LIVES), key=lambda row: row["ordinal"])
-    first = number - status.lives_missed
-    expected = [*map(life_row, lives_from(0, first)), *map(life_row, lives_from(number, AT_A_TIME))]
+    first = number - status.events_missed
+    expected = [*map(event_row, events_from(0, first)), *map(event_row, events_from(number, AT_A_TIME))]
     (gap,) = [row for row in rows if row["event"] == "missed"]
-    assert (gap["ordinal"], gap["sequence"]) == (first, status.lives_missed)
+    assert (gap["ordinal"], gap["sequence"]) == (first, status.events_missed)
     assert [row for row in rows if row is not gap] == expected
-    assert ledger.status.lives_missed == status.lives_missed
+    assert ledger.status.events_missed == status.events_missed
 
 
 def no_room_to_close(directory: Path) -> None:
     """The Parquet file does not fit: the journal stays readable, and is converted later."""
     ledger = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
-    ledger.write_lives(lives_from(0, AT_A_TIME))
-    eventually(lambda: ledger.status.lives_written == AT_A_TIME)
+    ledger.write_events(events_from(0, AT_A_TIME))
+    eventually(lambda: ledger.status.events_written == AT_A_TIME)
     limit_files(1_000)
     ledger.close()
     assert ledger.status.error is not None
@@ -145,13 +154,13 @@ def full_disk(directory: Path) -> None:
     number = fill(ledger)
     ledger.close()
     assert "No space left" in LOG.lines[0]
-    assert LOG.lines[-1].endswith(f" rows={ledger.status.lives_waiting}")
-    assert ledger.status.lives_waiting > 0
-    written = ledger.status.lives_written
+    assert LOG.lines[-1].endswith(f" rows={ledger.status.events_waiting}")
+    assert ledger.status.events_waiting > 0
+    written = ledger.status.events_written
     expect_lives(directory, written)
     again = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
     assert again.status.error is not None
-    again.write_lives(lives_from(written, number - written))
+    again.write_events(events_from(written, number - written))
     ballast.unlink()
     eventually(lambda: again.status.error is None)
     again.close()

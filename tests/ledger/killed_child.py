@@ -16,7 +16,7 @@ from random import Random
 from typing import Final
 
 from pairbus.ledger import Ledger, LedgerSettings
-from tests.ledger.entries import HOUR_MS, NAMESPACE, START_MS, counts_of, key_of, lives_from
+from tests.ledger.entries import HOUR_MS, NAMESPACE, START_MS, counts_of, events_from, key_of
 
 SETTINGS: Final = LedgerSettings(flush_s=0.002, close_s=0.1, close_bytes=200_000)
 ROUND: Final = 1_000_000
@@ -40,14 +40,14 @@ def write(directory: Path, first: int, report: int) -> None:
     reported = 0
     while True:
         at_ms = at_ms_of(number)
-        ledger.write_lives(lives_from(number, AT_A_TIME, at_ms))
+        ledger.write_events(events_from(number, AT_A_TIME, at_ms))
         ledger.write_operations(at_ms, [(key_of(number), counts_of(number))], 0)
         number += AT_A_TIME
         time.sleep(0.001)
         status = ledger.status
         if status.rows_written > reported:
             reported = status.rows_written
-            os.write(report, b"%d %d\n" % (status.lives_written, status.operations_written))
+            os.write(report, b"%d %d\n" % (status.events_written, status.operations_written))
 
 
 def killed_writer(directory: Path, number: int, chance: Random) -> str:

@@ -17,9 +17,9 @@ from tests.ledger.entries import (
     HOUR_MS,
     NAMESPACE,
     START_MS,
+    event_row,
+    events_from,
     journals_in,
-    life_row,
-    lives_from,
     ordinals,
     parquet_files,
     read_ledger,
@@ -35,7 +35,7 @@ def files_in(directory: Path, settings: LedgerSettings = SETTINGS) -> LedgerFile
 
 
 def write(files: LedgerFiles, first: int, count: int, at_ms: int = START_MS, now_ms: int = START_MS) -> None:
-    for batch in row_batches(LIVES, NAMESPACE, lives_from(first, count, at_ms), lambda: None).row_batches:
+    for batch in row_batches(LIVES, NAMESPACE, events_from(first, count, at_ms), lambda: None).row_batches:
         files.append(batch, now_ms)
 
 
@@ -110,7 +110,7 @@ def test_rows_are_filed_under_the_hour_of_their_time(tmp_path: Path) -> None:
 
 def test_parquet_file_layout(tmp_path: Path) -> None:
     files = files_in(tmp_path, LedgerSettings())
-    lives = lives_from(0, 3_000)
+    lives = events_from(0, 3_000)
     write(files, 1_500, 1_500)
     write(files, 0, 1_500)
     files.close()
@@ -127,7 +127,7 @@ def test_parquet_file_layout(tmp_path: Path) -> None:
     assert not columns["message_id"].has_dictionary_page
     assert columns["at"].statistics.min < columns["at"].statistics.max
     rows = read_ledger(tmp_path, LIVES)
-    assert rows == sorted(map(life_row, lives), key=lambda row: (row["at"], row["ordinal"]))
+    assert rows == sorted(map(event_row, lives), key=lambda row: (row["at"], row["ordinal"]))
 
 
 def test_empty_ledger_has_two_tables(tmp_path: Path) -> None:

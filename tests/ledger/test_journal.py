@@ -20,9 +20,9 @@ from pairbus.store.segment_log import frame_header
 from tests.ledger.entries import (
     NAMESPACE,
     START_MS,
+    event_row,
+    events_from,
     journals_in,
-    life_row,
-    lives_from,
     ordinals,
     parquet_files,
     read_ledger,
@@ -33,7 +33,7 @@ FILE_NAME = LedgerFileName.of_hour(LIVES, hour_of(START_MS), START_MS)
 
 
 def batch_of(first: int, count: int) -> RowBatch:
-    (batch,) = row_batches(LIVES, NAMESPACE, lives_from(first, count), lambda: None).row_batches
+    (batch,) = row_batches(LIVES, NAMESPACE, events_from(first, count), lambda: None).row_batches
     return batch
 
 
@@ -62,7 +62,7 @@ def open_rows(directory: Path) -> int:
 def test_appended_rows_are_read_back(tmp_path: Path) -> None:
     journal_with(tmp_path, 3, 1, 40)
     (table,) = read_open(tmp_path, LIVES).values()
-    assert rows_of([table]) == [life_row(life) for life in lives_from(0, 44)]
+    assert rows_of([table]) == [event_row(life) for life in events_from(0, 44)]
     recover(tmp_path)
     assert journals_in(tmp_path) == []
     (file,) = parquet_files(tmp_path, LIVES)

@@ -12,10 +12,10 @@ from tests.ledger.child import run
 from tests.ledger.entries import (
     NAMESPACE,
     counts_of,
+    event_of,
+    event_row,
     journals_in,
     key_of,
-    life_of,
-    life_row,
     operation_row,
     read_ledger,
 )
@@ -49,7 +49,7 @@ def check_lives(directory: Path, reported: dict[int, int]) -> None:
     for row in read_ledger(directory, LIVES):
         number = row["ordinal"]
         first = number - number % AT_A_TIME
-        assert row == life_row(life_of(number, at_ms_of(first)))
+        assert row == event_row(event_of(number, at_ms_of(first)))
         rounds[number // ROUND].append(number % ROUND)
     for number, count in reported.items():
         found = sorted(rounds[number])

@@ -37,11 +37,11 @@ from tests.ledger.entries import (
     NAMESPACE,
     START_MS,
     counts_of,
+    event_of,
+    event_row,
+    events_from,
     journals_in,
     key_of,
-    life_of,
-    life_row,
-    lives_from,
     operation_row,
     ordinals,
     parquet_files,
@@ -58,7 +58,7 @@ def open_ledger(directory: Path, settings: LedgerSettings = QUICK) -> Ledger:
 
 def test_d3_journals_left_at_close_are_converted_at_the_next_start(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
-    ledger.write_lives(lives_from(0, 50))
+    ledger.write_events(events_from(0, 50))
     assert not ledger.is_closed
     ledger.leave_journals()
     ledger.begin_close()
@@ -75,7 +75,7 @@ def test_d3_handed_over_rows_are_in_the_ledger(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     rows = [(key_of(number), counts_of(number)) for number in range(20)]
     ledger.write_operations(START_MS, rows, 9)
-    ledger.write_lives(lives_from(0, 50))
+    ledger.write_events(events_from(0, 50))
     ledger.close()
     *operations, connections = read_ledger(tmp_path, OPERATIONS)
     assert operations == [operation_row(START_MS, sort, tally) for sort, tally in rows]
@@ -84,7 +84,7 @@ def test_d3_handed_over_rows_are_in_the_ledger(tmp_path: Path) -> None:
         9,
         0,
     )
-    assert read_ledger(tmp_path, LIVES) == [life_row(life) for life in lives_from(0, 50)]
+    assert read_ledger(tmp_path, LIVES) == [event_row(event) for event in events_from(0, 50)]
     assert journals_in(tmp_path) == []
 
 
@@ -94,7 +94,7 @@ def test_d3_handed_over_rows_are_readable_within_a_second(tmp_path: Path) -> Non
     waits_s: list[float] = []
     while len(waits_s) < 3 or (min(waits_s) >= 1 and len(waits_s) < 20):  # on a shared disk, some take longer
         begun_s = time.monotonic()
-        ledger.write_lives(lives_from(len(waits_s) * 10, 10))
+        ledger.write_events(events_from(len(waits_s) * 10, 10))
         eventually(partial(has_rows, tmp_path, 10 * len(waits_s) + 10))
         waits_s.append(time.monotonic() - begun_s)
     (stem,) = read_open(tmp_path, LIVES)
@@ -112,12 +112,12 @@ def has_rows(directory: Path, count: int) -> bool:
 def test_status_counts_durable_rows(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     assert ledger.status.rows_written == 0
-    ledger.write_lives(lives_from(0, 10))
+    ledger.write_events(events_from(0, 10))
     ledger.write_operations(START_MS, [(key_of(0), counts_of(0))], 0)
     eventually(lambda: ledger.status.rows_written == 11)
     status = ledger.status
-    assert (status.lives_written, status.operations_written, status.lives_waiting) == (10, 1, 0)
-    assert (status.lives_missed, status.files_closed, status.error) == (0, 0, None)
+    assert (status.events_written, status.operations_written, status.events_waiting) == (10, 1, 0)
+    assert (status.events_missed, status.files_closed, status.error) == (0, 0, None)
     ledger.close()
     assert ledger.status.files_closed == 2
 
@@ -125,11 +125,11 @@ def test_status_counts_durable_rows(tmp_path: Path) -> None:
 def test_rows_of_two_hours_are_in_two_files(tmp_path: Path) -> None:
     now_ms = START_MS
     ledger = Ledger.open(tmp_path, NAMESPACE, QUICK, clock=lambda: now_ms)
-    ledger.write_lives(lives_from(0, 10, now_ms))
-    eventually(lambda: ledger.status.lives_written == 10)
+    ledger.write_events(events_from(0, 10, now_ms))
+    eventually(lambda: ledger.status.events_written == 10)
     now_ms += HOUR_MS
     eventually(lambda: ledger.status.files_closed == 1)
-    ledger.write_lives(lives_from(10, 10, now_ms))
+    ledger.write_events(events_from(10, 10, now_ms))
     ledger.close()
     assert [file.parent.name for file in parquet_files(tmp_path, LIVES)] == ["hour=03", "hour=04"]
     assert ordinals(tmp_path) == [*range(20)]
@@ -140,7 +140,7 @@ def test_reader_sees_each_row_once_during_conversion(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path, LedgerSettings(flush_s=0.001, close_bytes=10_000))
     seen = written = 0
     while ledger.status.files_closed < 8:
-        ledger.write_lives(lives_from(written, 20))
+        ledger.write_events(events_from(written, 20))
         written += 20
         found = ordinals(tmp_path)
         assert found == [*range(len(found))]
@@ -155,7 +155,7 @@ def test_reader_sees_each_row_once_during_conversion(tmp_path: Path) -> None:
 
 def test_close_is_idempotent(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
-    ledger.write_lives(lives_from(0, 10))
+    ledger.write_events(events_from(0, 10))
     ledger.close()
     ledger.close()
     assert ordinals(tmp_path) == [*range(10)]
@@ -164,17 +164,17 @@ def test_close_is_idempotent(tmp_path: Path) -> None:
 def test_hand_over_after_close_does_not_raise(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     ledger.close()
-    ledger.write_lives(lives_from(0, 10))
+    ledger.write_events(events_from(0, 10))
     ledger.write_operations(START_MS, [(key_of(0), counts_of(0))], 1)
     ledger.close()
     assert read_ledger(tmp_path, LIVES) == read_ledger(tmp_path, OPERATIONS) == []
-    assert ledger.status.lives_waiting == 10
+    assert ledger.status.events_waiting == 10
 
 
 def test_ledger_is_reopened(tmp_path: Path) -> None:
     for turn in range(3):
         ledger = open_ledger(tmp_path)
-        ledger.write_lives(lives_from(10 * turn, 10))
+        ledger.write_events(events_from(10 * turn, 10))
         ledger.close()
     assert ordinals(tmp_path) == [*range(30)]
     assert len(parquet_files(tmp_path, LIVES)) == 3
@@ -238,8 +238,8 @@ def test_two_processes_share_a_directory(tmp_path: Path) -> None:
         say(child, None, "open")
         say(child, "0 10", "written")
         ledger = open_ledger(tmp_path)
-        ledger.write_lives(lives_from(100, 10))
-        eventually(lambda: ledger.status.lives_written == 10)
+        ledger.write_events(events_from(100, 10))
+        eventually(lambda: ledger.status.events_written == 10)
         assert len(journals_in(tmp_path)) == 2
         ledger.close()
         (journal,) = journals_in(tmp_path)
@@ -249,7 +249,7 @@ def test_two_processes_share_a_directory(tmp_path: Path) -> None:
     assert len(read_ledger(tmp_path, LIVES)) == 30
     open_ledger(tmp_path).close()
     assert journals_in(tmp_path) == []
-    expected = [life_row(life, "fabrikam") for life in lives_from(0, 20)] + [*map(life_row, lives_from(100, 10))]
+    expected = [event_row(event, "fabrikam") for event in events_from(0, 20)] + [*map(event_row, events_from(100, 10))]
     assert sorted(read_ledger(tmp_path, LIVES), key=lambda row: row["ordinal"]) == expected
 
 
@@ -269,15 +269,15 @@ def test_invalid_row_is_rejected(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     """Invalid rows are logged, counted, and do not prevent others from being written."""
     ledger = open_ledger(tmp_path)
     one: Any = "one"
-    for life in (
-        life_of(1)._replace(sequence=one),
-        life_of(2)._replace(at_ms=1 << 60),
-        life_of(3)._replace(size=1 << 70),
+    for event in (
+        event_of(1)._replace(sequence=one),
+        event_of(2)._replace(at_ms=1 << 60),
+        event_of(3)._replace(size=1 << 70),
     ):
-        ledger.write_lives([life])
-        eventually(lambda: not ledger.status.lives_waiting)
-    assert ledger.status.lives_missed == 3
-    ledger.write_lives(lives_from(10, 5))
+        ledger.write_events([event])
+        eventually(lambda: not ledger.status.events_waiting)
+    assert ledger.status.events_missed == 3
+    ledger.write_events(events_from(10, 5))
     ledger.close()
     assert ledger.status.error is None
     *gaps, first, _, _, _, _ = read_ledger(tmp_path, LIVES)
@@ -288,18 +288,18 @@ def test_invalid_row_is_rejected(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 def test_invalid_row_does_not_affect_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ledger = open_ledger(tmp_path)
-    lives = lives_from(0, 5_000)
+    events = events_from(0, 5_000)
     bad = (0, 17, 18, 2_600, 4_999)
     for number in bad:
-        lives[number] = lives[number]._replace(ordinal=1 << 63)
-    ledger.write_lives(lives)
+        events[number] = events[number]._replace(ordinal=1 << 63)
+    ledger.write_events(events)
     broken = counts_of(3)
     broken.bytes = 1 << 63
     rows = [(key_of(number), broken if number == 3 else counts_of(number)) for number in range(5)]
     ledger.write_operations(START_MS, rows, 0)
-    eventually(lambda: not ledger.status.lives_waiting)
+    eventually(lambda: not ledger.status.events_waiting)
     ledger.close()
-    assert ledger.status.lives_missed == len(bad)
+    assert ledger.status.events_missed == len(bad)
     rows_read = [row for row in read_ledger(tmp_path, LIVES) if row["event"] != "missed"]
     assert sorted(row["ordinal"] for row in rows_read) == [number for number in range(5_000) if number not in bad]
     assert [row["entity"] for row in read_ledger(tmp_path, OPERATIONS)] == [f"orders/{n}" for n in (0, 1, 2, 4)]
@@ -310,8 +310,8 @@ def test_invalid_row_does_not_affect_others(tmp_path: Path, caplog: pytest.LogCa
 
 def test_search_for_invalid_rows_is_bounded(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
-    ledger.write_lives([life._replace(size=1 << 70) for life in lives_from(0, 20_000)])
-    eventually(lambda: not ledger.status.lives_waiting)
+    ledger.write_events([event._replace(size=1 << 70) for event in events_from(0, 20_000)])
+    eventually(lambda: not ledger.status.events_waiting)
     ledger.close()
     (gap,) = read_ledger(tmp_path, LIVES)
     assert (gap["event"], gap["sequence"]) == ("missed", 20_000)
@@ -319,12 +319,12 @@ def test_search_for_invalid_rows_is_bounded(tmp_path: Path) -> None:
 
 def test_lone_surrogate_is_replaced(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
-    ledger.write_lives([life_of(1)._replace(message_id="a\ud800b", session_id="\udfff"), life_of(2)])
+    ledger.write_events([event_of(1)._replace(message_id="a\ud800b", session_id="\udfff"), event_of(2)])
     ledger.write_operations(START_MS, [(key_of(1)._replace(entity="\ud83d\ude00"), counts_of(1))], 0)
     ledger.close()
     first, second = read_ledger(tmp_path, LIVES)
     assert (first["message_id"], first["session_id"]) == ("a\ufffdb", "\ufffd")
-    assert second == life_row(life_of(2))
+    assert second == event_row(event_of(2))
     (operation,) = read_ledger(tmp_path, OPERATIONS)
     assert operation["entity"] == "\U0001f600"
 
@@ -332,16 +332,16 @@ def test_lone_surrogate_is_replaced(tmp_path: Path) -> None:
 def test_hand_over_does_not_block(tmp_path: Path) -> None:
     """The hand-over does not block even if the writer is fully loaded."""
     ledger = open_ledger(tmp_path, LedgerSettings(flush_s=0.01))
-    lives = [lives_from(first, 1_000) for first in range(0, 100_000, 1_000)]
-    waits_s = sorted(taken_s(ledger, some) for some in lives)
+    events = [events_from(first, 1_000) for first in range(0, 100_000, 1_000)]
+    waits_s = sorted(taken_s(ledger, some) for some in events)
     assert waits_s[len(waits_s) // 2] < 0.001
     ledger.close()
-    assert ledger.status.lives_written == 100_000
+    assert ledger.status.events_written == 100_000
 
 
-def taken_s(ledger: Ledger, lives: list[LifecycleEvent]) -> float:
+def taken_s(ledger: Ledger, events: list[LifecycleEvent]) -> float:
     begun_s = time.perf_counter()
-    ledger.write_lives(lives)
+    ledger.write_events(events)
     return time.perf_counter() - begun_s
 
 
@@ -349,7 +349,7 @@ def test_d3_hand_over_is_reported_written_once_durable(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     assert ledger.hand_overs_written == 0
     for number in range(1, 4):
-        assert ledger.write_lives(lives_from(number * 10, 10)) == number
+        assert ledger.write_events(events_from(number * 10, 10)) == number
         eventually(lambda expected=number: ledger.hand_overs_written == expected)  # type: ignore[misc]
         assert ordinals(tmp_path) == [*range(10, number * 10 + 10)]
     ledger.close()
@@ -357,18 +357,18 @@ def test_d3_hand_over_is_reported_written_once_durable(tmp_path: Path) -> None:
 
 def test_recorded_ordinals_include_files_and_journals(tmp_path: Path) -> None:
     first = open_ledger(tmp_path)
-    first.write_lives(lives_from(0, 100))
+    first.write_events(events_from(0, 100))
     first.close()
     other = Ledger.open(tmp_path, "another", QUICK, clock=lambda: START_MS)
-    other.write_lives(lives_from(100, 100))
+    other.write_events(events_from(100, 100))
     other.close()
     ledger = open_ledger(tmp_path)
-    ledger.write_lives(lives_from(200, 10))
-    eventually(lambda: ledger.status.lives_waiting == 0)
-    assert ledger.ordinals_from(life_of(90)) == {*range(90, 100), *range(200, 210)}
-    assert ledger.ordinals_from(life_of(90, START_MS + HOUR_MS)) == {*range(200, 210)}  # files since that hour
+    ledger.write_events(events_from(200, 10))
+    eventually(lambda: ledger.status.events_waiting == 0)
+    assert ledger.ordinals_from(event_of(90)) == {*range(90, 100), *range(200, 210)}
+    assert ledger.ordinals_from(event_of(90, START_MS + HOUR_MS)) == {*range(200, 210)}  # files since that hour
     (parquet_files(tmp_path, LIVES)[0]).write_bytes(b"no Parquet")
-    assert ledger.ordinals_from(life_of(205)) == {*range(205, 210)}
+    assert ledger.ordinals_from(event_of(205)) == {*range(205, 210)}
     ledger.close()
 
 
@@ -376,14 +376,14 @@ def test_recorded_ordinals_include_files_and_journals(tmp_path: Path) -> None:
 def test_d3_deleted_ledger_is_recreated_with_unconverted_rows(tmp_path: Path, how: str) -> None:
     directory = tmp_path / "ledger"
     ledger = open_ledger(directory)
-    ledger.write_lives(lives_from(0, 10))
+    ledger.write_events(events_from(0, 10))
     eventually(lambda: ledger.hand_overs_written == 1)
     if how == "moved":
         directory.rename(tmp_path / "elsewhere")
     else:
         shutil.rmtree(directory)
     eventually(lambda: parquet_files(directory, LIVES))
-    ledger.write_lives(lives_from(10, 10))
+    ledger.write_events(events_from(10, 10))
     ledger.close()
     assert ordinals(directory) == [*range(20)]
 
@@ -399,13 +399,13 @@ def test_e1_temporary_conversion_error_neither_loses_nor_duplicates_rows(tmp_pat
     waiting = WriteQueue(10_000, 10_000)
     writer = LedgerWriter(LedgerFiles(tmp_path, QUICK), waiting, NAMESPACE, pause)
     waiting.add_operations(operation_rows(START_MS, [(key_of(number), counts_of(number)) for number in range(5)], 1))
-    waiting.add_lives(lives_from(0, 2_500))
+    waiting.add_events(events_from(0, 2_500))
     for _ in range(2):
         writer.turn(START_MS)
         assert writer.error is not None
-    assert (writer.lives_written, writer.operations_written, writer.hand_overs_written) == (0, 0, 0)
+    assert (writer.events_written, writer.operations_written, writer.hand_overs_written) == (0, 0, 0)
     writer.turn(START_MS)
     assert writer.error is None
     writer.finish(START_MS)
-    assert ordinals(tmp_path) == [life.ordinal for life in lives_from(0, 2_500)]
+    assert ordinals(tmp_path) == [event.ordinal for event in events_from(0, 2_500)]
     assert len(read_ledger(tmp_path, OPERATIONS)) == 5 + 1, "the connections have a row of their own"

@@ -11,14 +11,14 @@ import pytest
 
 from pairbus.ledger import LIVES, Ledger, LedgerSettings
 from pairbus.ledger.files import recorded_ordinals
-from tests.ledger.entries import NAMESPACE, START_MS, life_of, lives_from, parquet_files
+from tests.ledger.entries import NAMESPACE, START_MS, event_of, events_from, parquet_files
 
 
 def ledger_of_two_files(directory: Path) -> Path:
     """Return the path of the file with the first hundred events; another file has the next."""
     for first in (0, 100):
         ledger = Ledger.open(directory, NAMESPACE, LedgerSettings(flush_s=0.01), clock=lambda: START_MS)
-        ledger.write_lives(lives_from(first, 100))
+        ledger.write_events(events_from(first, 100))
         ledger.close()
     (path,) = [
         path for path in parquet_files(directory, LIVES) if 0 in pq.ParquetFile(path).read()["ordinal"].to_pylist()
@@ -61,9 +61,9 @@ def make_unreadable_journal(path: Path) -> None:
 )
 def test_d3_unreadable_file_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: object) -> None:
     path = ledger_of_two_files(tmp_path)
-    assert recorded_ordinals(tmp_path, NAMESPACE, life_of(50)) == {*range(50, 200)}
+    assert recorded_ordinals(tmp_path, NAMESPACE, event_of(50)) == {*range(50, 200)}
     assert callable(damage)
     damage(path)
-    assert recorded_ordinals(tmp_path, NAMESPACE, life_of(50)) == {*range(100, 200)}
+    assert recorded_ordinals(tmp_path, NAMESPACE, event_of(50)) == {*range(100, 200)}
     (record,) = caplog.records
     assert (record.levelno, path.stem in record.getMessage()) == (logging.WARNING, True)

@@ -22,7 +22,7 @@ from pairbus.ledger import (
     OperationKind,
     Stage,
 )
-from tests.ledger.entries import Row, life_row, operation_row, read_ledger
+from tests.ledger.entries import Row, event_row, operation_row, read_ledger
 from tests.thoroughness import times
 
 TEXTS = st.text(st.characters(), max_size=20)
@@ -83,10 +83,10 @@ def written(table: str, namespace: str, write: Callable[[Ledger], Any]) -> list[
 @settings(max_examples=times(60), deadline=None)
 def test_events_are_read_back_as_written(namespace: str, groups: list[list[LifecycleEvent]]) -> None:
     def write(ledger: Ledger) -> None:
-        for lives in groups:
-            ledger.write_lives(lives)
+        for events in groups:
+            ledger.write_events(events)
 
-    expected = [clean(life_row(life, namespace)) for lives in groups for life in lives]
+    expected = [clean(event_row(event, namespace)) for events in groups for event in events]
     assert written(LIVES, namespace, write) == in_order(expected)
 
 

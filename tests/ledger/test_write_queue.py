@@ -5,7 +5,7 @@ from __future__ import annotations
 from pairbus.ledger import LedgerEvent, LifecycleEvent, OperationCounts, OperationKey, OperationKind, Stage
 from pairbus.ledger.events import OperationRow, operation_rows
 from pairbus.ledger.write_queue import QueuedRows, WriteQueue
-from tests.ledger.entries import HOUR_MS, START_MS, counts_of, key_of, lives_from
+from tests.ledger.entries import HOUR_MS, START_MS, counts_of, events_from, key_of
 
 
 def take(queue: WriteQueue) -> QueuedRows:
@@ -28,44 +28,44 @@ def test_new_queue_is_empty() -> None:
 def test_events_are_taken_in_order_and_counted_until_written() -> None:
     queue = WriteQueue(1_000, 10)
     for first in range(0, 100, 10):
-        queue.add_lives(lives_from(first, 10))
-    assert take(queue).lives == lives_from(0, 100)
-    assert queue.lives == 100
+        queue.add_events(events_from(first, 10))
+    assert take(queue).events == events_from(0, 100)
+    assert queue.events == 100
     queue.done(100)
-    assert queue.lives == 0
+    assert queue.events == 0
 
 
 def test_dropped_events_are_recorded_as_a_gap() -> None:
     queue = WriteQueue(25, 10)
     for first in range(0, 60, 10):
-        queue.add_lives(lives_from(first, 10))
-    assert queue.lives_missed == 35
-    assert take(queue).lives == lives_from(0, 25)
+        queue.add_events(events_from(first, 10))
+    assert queue.events_missed == 35
+    assert take(queue).events == events_from(0, 25)
     queue.done(25)
-    queue.add_lives(lives_from(60, 5))
-    assert take(queue).lives == [gap(25, 35), *lives_from(60, 5)]
+    queue.add_events(events_from(60, 5))
+    assert take(queue).events == [gap(25, 35), *events_from(60, 5)]
 
 
 def test_gap_is_recorded_without_later_events() -> None:
     queue = WriteQueue(5, 10)
-    queue.add_lives(lives_from(0, 8))
-    assert take(queue).lives == lives_from(0, 5)
-    assert take(queue).lives == [gap(5, 3)]
+    queue.add_events(events_from(0, 8))
+    assert take(queue).events == events_from(0, 5)
+    assert take(queue).events == [gap(5, 3)]
     assert queue.take() is None
     queue.done(6)
-    assert queue.lives == 0
+    assert queue.events == 0
 
 
 def test_two_gaps_are_recorded_separately() -> None:
     queue = WriteQueue(5, 10)
-    queue.add_lives(lives_from(0, 8))
-    queue.done(len(take(queue).lives))
-    queue.add_lives(lives_from(8, 5))
-    queue.done(len(take(queue).lives))
-    queue.add_lives(lives_from(13, 7))
-    assert take(queue).lives == lives_from(13, 5)
-    assert take(queue).lives == [gap(18, 2)]
-    assert queue.lives_missed == 5
+    queue.add_events(events_from(0, 8))
+    queue.done(len(take(queue).events))
+    queue.add_events(events_from(8, 5))
+    queue.done(len(take(queue).events))
+    queue.add_events(events_from(13, 7))
+    assert take(queue).events == events_from(13, 5)
+    assert take(queue).events == [gap(18, 2)]
+    assert queue.events_missed == 5
 
 
 def gap(first: int, count: int) -> LifecycleEvent:
@@ -141,12 +141,12 @@ def test_merging_does_not_change_queued_counts() -> None:
 
 def test_hand_over_is_taken_with_its_last_event() -> None:
     queue = WriteQueue(25, 10)
-    assert [queue.add_lives(lives_from(first, 10)) for first in (0, 10, 20, 30)] == [1, 2, 3, 4]
+    assert [queue.add_events(events_from(first, 10)) for first in (0, 10, 20, 30)] == [1, 2, 3, 4]
     assert take(queue).hand_over == 3  # the fourth was missed, which is recorded later
     queue.done(25)
-    assert queue.add_lives(lives_from(40, 5)) == 5
+    assert queue.add_events(events_from(40, 5)) == 5
     taken = take(queue)
-    assert taken.lives == [gap(25, 15), *lives_from(40, 5)]
+    assert taken.events == [gap(25, 15), *events_from(40, 5)]
     assert taken.hand_over == 5
     queue.add_operations(operation_rows(START_MS, [], 1))
     assert take(queue).hand_over == 5
@@ -154,25 +154,25 @@ def test_hand_over_is_taken_with_its_last_event() -> None:
 
 def test_gap_does_not_include_the_hand_over_after_it() -> None:
     queue = WriteQueue(60_000, 10)
-    queue.add_lives(lives_from(0, 60_000))
-    queue.add_lives(lives_from(60_000, 10))  # the queue is full
+    queue.add_events(events_from(0, 60_000))
+    queue.add_events(events_from(60_000, 10))  # the queue is full
     assert take(queue).hand_over == 1
     queue.done(60_000)
-    queue.add_lives(lives_from(60_010, 50_000))
-    queue.add_lives(lives_from(110_010, 9_000))
+    queue.add_events(events_from(60_010, 50_000))
+    queue.add_events(events_from(110_010, 9_000))
     assert take(queue).hand_over == 3
     assert take(queue).hand_over == 4
 
 
 def test_rejected_events_and_gaps_are_recorded_as_a_gap() -> None:
     queue = WriteQueue(5, 10)
-    queue.add_lives(lives_from(0, 8))
-    queue.done(len(take(queue).lives))
-    queue.add_lives(lives_from(8, 2))
-    taken = take(queue).lives
-    assert taken == [gap(5, 3), *lives_from(8, 2)]
+    queue.add_events(events_from(0, 8))
+    queue.done(len(take(queue).events))
+    queue.add_events(events_from(8, 2))
+    taken = take(queue).events
+    assert taken == [gap(5, 3), *events_from(8, 2)]
     queue.give_up(taken, START_MS)
-    assert queue.lives == 0
-    (reported,) = take(queue).lives
+    assert queue.events == 0
+    (reported,) = take(queue).events
     assert (reported.event, reported.at_ms, reported.sequence) == (LedgerEvent.MISSED, START_MS, 5)
-    assert queue.lives_missed == 5
+    assert queue.events_missed == 5

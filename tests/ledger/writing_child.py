@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from pairbus.ledger import Ledger, LedgerSettings
-from tests.ledger.entries import START_MS, lives_from
+from tests.ledger.entries import START_MS, events_from
 from tests.waiting import eventually
 
 SETTINGS: Final = LedgerSettings(flush_s=0.01)
@@ -17,7 +17,7 @@ if __name__ == "__main__":
     print("open", flush=True)
     for line in sys.stdin:
         first, count = map(int, line.split())
-        ledger.write_lives(lives_from(first, count))
-        eventually(lambda: not ledger.status.lives_waiting)
+        ledger.write_events(events_from(first, count))
+        eventually(lambda: not ledger.status.events_waiting)
         print("written", flush=True)
     ledger.close()

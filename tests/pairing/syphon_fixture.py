@@ -55,7 +55,7 @@ class SyphonFixture:
                 backlog_queues=self.queues,
                 settings=SyphonSettings(**settings),
                 is_held=lambda path: path in self.held,
-                tell=self._tell,
+                publish=self._tell,
             )
         )
 

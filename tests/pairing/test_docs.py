@@ -292,7 +292,7 @@ def test_every_documented_command_option_exists(page: str) -> None:
 
 def test_c19_documented_log_lines_exist() -> None:
     logged = [*logged_texts()]
-    for row in rows_of(HOW_TO / "watch-a-pair.md", "message", "level", "from whom"):
+    for row in rows_of(HOW_TO / "watch-a-pair.md", "line", "level", "logged by"):
         for text in codes(row[0]):
             assert any(re.fullmatch(pattern, text) for pattern in logged), text
 

@@ -176,23 +176,23 @@ def test_c19_every_listener_is_called_synchronously_with_every_event() -> None:
     first: list[PairEvent] = []
     second: list[PairEvent] = []
     listeners.add(first.append)
-    listeners.tell(event(1))
+    listeners.publish(event(1))
     listeners.add(second.append)
-    listeners.tell(event(2))
+    listeners.publish(event(2))
     assert (first, second) == ([event(1), event(2)], [event(2)])
 
 
 def test_c19_event_without_listeners_is_ignored() -> None:
-    Listeners().tell(event())
+    Listeners().publish(event())
 
 
 def test_c19_listener_is_called_until_it_is_removed() -> None:
     listeners = Listeners()
     reported: list[PairEvent] = []
     remove = listeners.add(reported.append)
-    listeners.tell(event(1))
+    listeners.publish(event(1))
     remove()
-    listeners.tell(event(2))
+    listeners.publish(event(2))
     remove()  # idempotent
     assert reported == [event(1)]
 
@@ -202,10 +202,10 @@ def test_c19_listener_added_twice_is_called_twice_and_removed_once() -> None:
     reported: list[PairEvent] = []
     remove = listeners.add(reported.append)
     listeners.add(reported.append)
-    listeners.tell(event(1))
+    listeners.publish(event(1))
     remove()
     remove()
-    listeners.tell(event(2))
+    listeners.publish(event(2))
     assert reported == [event(1), event(1), event(2)]
 
 
@@ -220,9 +220,9 @@ def test_c19_listeners_may_be_added_and_removed_during_an_event() -> None:
 
     remove = listeners.add(once)
     listeners.add(lambda _: reported.append("other"))
-    listeners.tell(event(1))
+    listeners.publish(event(1))
     assert reported == ["once", "other"]
-    listeners.tell(event(2))
+    listeners.publish(event(2))
     assert reported == ["once", "other", "other", "new"]
 
 
@@ -241,8 +241,8 @@ def test_c19_error_of_a_listener_is_logged_and_does_not_affect_the_others(caplog
     listeners.add(broken)
     listeners.add(reported.append)
     with caplog.at_level(logging.ERROR):
-        listeners.tell(event(1))
-        listeners.tell(event(2))
+        listeners.publish(event(1))
+        listeners.publish(event(2))
     assert reported == [event(1), event(2)]
     assert len(caplog.records) == 2
     assert "of the listener" in str(caplog.records[0].exc_info)

@@ -186,7 +186,7 @@ def test_c7_valid_rules_are_accepted(rules: Any) -> None:
     "rules", [None, 5, "counts", [(MessagingError, FailureVerdict.COUNTS)], MessagingError], ids=repr
 )
 def test_c7_rules_that_are_no_mapping_are_rejected(rules: Any) -> None:
-    with pytest.raises(TypeError, match="failure_rules is a mapping from error classes to Verdict, not"):
+    with pytest.raises(TypeError, match="failure_rules must be a mapping of error classes to FailureVerdict, got"):
         check_rules(rules)
 
 
@@ -206,7 +206,9 @@ def test_c7_rules_that_are_no_mapping_are_rejected(rules: Any) -> None:
     ids=repr,
 )
 def test_c7_rules_with_invalid_entries_are_rejected(rules: Any) -> None:
-    with pytest.raises(TypeError, match=r"failure_rules maps classes of MessagingError to Verdict, not .* to "):
+    with pytest.raises(
+        TypeError, match=r"failure_rules must map subclasses of MessagingError to FailureVerdict, got .*: "
+    ):
         check_rules(rules)
 
 

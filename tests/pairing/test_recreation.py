@@ -302,7 +302,7 @@ def test_c10_other_queues_are_used_and_the_cause_is_reported_without_manage(capl
     log_lines = [record.getMessage() for record in caplog.records if backlog_path(1) in record.getMessage()]
     assert len(log_lines) == 2
     assert log_lines[0].startswith("backlog queue out of rotation ")
-    assert log_lines[1].startswith(f"backlog queue not re-created, retrying queue={backlog_path(1)}")
+    assert log_lines[1].startswith(f"backlog queue not re-created, retrying entity={backlog_path(1)}")
 
 
 def test_c10_creation_attempts_back_off_to_one_a_minute() -> None:

@@ -86,7 +86,7 @@ def test_c3_error_names_the_option_whose_key_lacks_a_claim(who: str) -> None:
         if who == "secondary_namespace_manager":
             manager = app_manager(world)
             weak = world.secondary_factory()
-        with pytest.raises(UnauthorizedError, match=f"{who}, of .*fabrikam.* is not allowed to"):
+        with pytest.raises(UnauthorizedError, match=f"the key of {who} lacks a claim on .*fabrikam"):
             await world.primary_factory().pair_namespace(SendAvailabilityPairedNamespaceOptions(manager, weak, 2))
 
     run(scenario)

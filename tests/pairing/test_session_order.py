@@ -536,7 +536,7 @@ def test_c20_first_scan_that_fails_unexpectedly_is_logged_and_repeated(caplog: p
 
     run(scenario)
     (line,) = [record.message for record in caplog.records if "unexpectedly" in record.message]
-    assert line == f"scan of a backlog queue failed unexpectedly, retrying queue={backlog_path(0)}"
+    assert line == f"scan of a backlog queue failed unexpectedly, retrying entity={backlog_path(0)}"
 
 
 def visit(text: str, session: str) -> BrokeredMessage:

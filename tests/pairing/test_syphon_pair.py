@@ -20,7 +20,7 @@ def _syphon(scene: Scene, count: int) -> InProcessSyphon:
             backlog_queues=tuple(backlog_path(index) for index in range(count)),
             settings=SyphonSettings(),
             is_held=scene.pair._is_diverting,
-            tell=scene.pair._listeners.tell,
+            publish=scene.pair._listeners.publish,
         )
     )
 

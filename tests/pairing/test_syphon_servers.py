@@ -38,7 +38,7 @@ def _syphon(primary: MessagingFactory, secondary: MessagingFactory, *queues: str
             backlog_queues=queues,
             settings=SyphonSettings(),
             is_held=lambda _: False,
-            tell=lambda _: None,
+            publish=lambda _: None,
         )
     )
 

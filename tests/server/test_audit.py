@@ -32,7 +32,7 @@ from tests.waiting import DEADLINE_S, eventually
 ROOT: Final = "RootManageSharedAccessKey"
 NEW_KEY: Final = "aValueThatNobodyMayEverSeeInALog0123456789ab"
 ALL_RIGHTS: Final = ["listen", "manage", "send"]
-ACTOR: Final = Actor(who="ops", peer="10.0.0.7:5555", protocol="amqp")
+ACTOR: Final = Actor(key_name="ops", peer="10.0.0.7:5555", protocol="amqp")
 
 
 @pytest.fixture(autouse=True)
@@ -325,7 +325,7 @@ def test_failing_audit_disk_does_not_stop_the_server_and_is_logged_once(
         wait_for(site, AuditAction.ENTITY_CREATED, entity="invoices")
         assert metrics_of(site)["pairbus_audit_records_lost_total"] == 0
     lines = [line.partition(" path=")[0] for line in caplog.messages if line.startswith("audit log")]
-    assert lines == ["audit log failed, retrying", "audit log works again"]
+    assert lines == ["audit log failed, retrying", "audit log recovered"]
 
 
 def test_server_stops_while_the_audit_disk_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -119,9 +119,9 @@ def test_failing_commits_are_logged_once_and_health_recovers_without_sends(tmp_p
             assert orders.send() == ACCEPTED
             orders.check_stored()
         assert len(reported(served)) == 2
-        assert reported(served)[0].startswith(f'storage in trouble reason="{FAILING}" error="')
+        assert reported(served)[0].startswith(f'storage failed reason="{FAILING}" error="')
         assert "Input/output error" in reported(served)[0]
-        assert reported(served)[1] == "storage works again"
+        assert reported(served)[1] == "storage recovered"
         assert len(served.errors()) == 1
         assert len(served.lines("commit failed")) == 1
 
@@ -143,7 +143,7 @@ def test_full_disk_is_logged_once_and_health_recovers_without_sends(tmp_path: Pa
             eventually(lambda: len(reported(served)) == 2)
             assert orders.send() == ACCEPTED
             orders.check_stored()
-        assert reported(served) == [f'storage in trouble reason="{FULL}"', "storage works again"]
+        assert reported(served) == [f'storage failed reason="{FULL}"', "storage recovered"]
         assert len(served.errors()) == 1
 
 
@@ -235,9 +235,9 @@ def test_full_store_and_full_side_buffer_are_logged_and_health_is_503_meanwhile(
             eventually(lambda: len(reported(served)) == 3)
             eventually(lambda: send(client, link) == ACCEPTED)
         assert reported(served) == [
-            'storage in trouble reason="the storage is full: sends go to the side buffer"',
-            f'storage in trouble reason="{full}"',
-            "storage works again",
+            'storage failed reason="the storage is full: sends go to the side buffer"',
+            f'storage failed reason="{full}"',
+            "storage recovered",
         ]
         assert len(served.errors()) == 2
 

@@ -195,11 +195,11 @@ def test_e5_health_is_503_while_commits_fail_or_sends_are_refused_for_lack_of_sp
 
         store.fail_next_run(FAILURE)
         assert condition_of(await peer.send(link, "lost")) == Condition.INTERNAL_ERROR
-        await peer.until(lambda: reported() == ["storage in trouble"])
+        await peer.until(lambda: reported() == ["storage failed"])
         assert monitoring.health().status_code == 503
         link = await peer.sender()
         assert await peer.send(link, "one") == ACCEPTED
-        await peer.until(lambda: reported() == ["storage in trouble", "storage works again"])
+        await peer.until(lambda: reported() == ["storage failed", "storage recovered"])
         assert monitoring.health().status_code == 200
         store.max_bytes = 1_000
         for _ in range(3):

@@ -11,7 +11,7 @@ from pairbus.broker import Address, MessageEvent, Record
 from pairbus.ledger import Ledger, LedgerEvent, LedgerSettings
 from pairbus.server.event_recorder import LARGEST_ORDINAL, EventRecorder, Spill
 from pairbus.server.metering import path_of_address
-from tests.ledger.entries import NAMESPACE, START_MS, lives_from
+from tests.ledger.entries import NAMESPACE, START_MS, events_from
 from tests.waiting import eventually
 
 ORDERS = Address.of("orders")
@@ -23,11 +23,11 @@ IN_2100_MS = 4_102_444_800_000
 
 
 def ordinals_of_a_process(start_ms: int, last: int = 0) -> list[int]:
-    lives = EventRecorder(path_of_address, start_ms)
-    lives.begin(last)
+    events = EventRecorder(path_of_address, start_ms)
+    events.begin(last)
     for _ in range(3):
-        lives.note(MessageEvent.ACCEPTED, ORDERS, RECORD)
-    return [life.ordinal for life in lives.take()]
+        events.note(MessageEvent.ACCEPTED, ORDERS, RECORD)
+    return [event.ordinal for event in events.take()]
 
 
 @pytest.mark.parametrize("start_ms", [START_MS, 2_200_000_000_000, IN_2100_MS, 1 << 60])
@@ -48,12 +48,12 @@ def test_d3_confirmed_ordinal_that_is_too_large_is_ignored(last: int) -> None:
 
 
 def test_d3_start_states_the_last_ordinal_and_end_is_the_last_event() -> None:
-    lives = EventRecorder(path_of_address, START_MS)
-    lives.begin(7)
-    lives.note(MessageEvent.ACCEPTED, ORDERS, RECORD)
-    lives.end()
-    found = lives.take()
-    assert [life.event for life in found] == [LedgerEvent.STARTED, LedgerEvent.ACCEPTED, LedgerEvent.STOPPED]
+    events = EventRecorder(path_of_address, START_MS)
+    events.begin(7)
+    events.note(MessageEvent.ACCEPTED, ORDERS, RECORD)
+    events.end()
+    found = events.take()
+    assert [event.event for event in found] == [LedgerEvent.STARTED, LedgerEvent.ACCEPTED, LedgerEvent.STOPPED]
     assert found[0].sequence == 7
     assert found[-1].ordinal == found[0].ordinal + 2
 
@@ -88,37 +88,37 @@ def test_d3_start_waits_for_the_ledger_once_in_all(idle_ledger: Ledger) -> None:
     waits = Waits()
     spill = Spill(idle_ledger, 50, waits.clock, waits.sleep)
     for first in range(0, 10_000, 10):
-        spill(lives_from(first, 10))
+        spill(events_from(first, 10))
     assert 4 < waits.waited_s < 6
     waits.now_s += 20  # loading a large store
-    spill(lives_from(10_000, 10))
+    spill(events_from(10_000, 10))
     assert 24 < waits.waited_s < 26
-    assert idle_ledger.status.lives_waiting == 10_010
+    assert idle_ledger.status.events_waiting == 10_010
 
 
 def test_d3_start_does_not_wait_for_a_failing_disk(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path, NAMESPACE, LedgerSettings(flush_s=0.01, retry_s=0.01), clock=lambda: START_MS)
     (tmp_path / "open").rmdir()
     (tmp_path / "open").write_text("in the way")
-    ledger.write_lives(lives_from(0, 10))
+    ledger.write_events(events_from(0, 10))
     eventually(lambda: ledger.status.error)
     waits = Waits()
     spill = Spill(ledger, 5, waits.clock, waits.sleep)
     for first in range(10, 1_000, 10):
-        spill(lives_from(first, 10))
+        spill(events_from(first, 10))
     assert waits.waited_s == 0
     (tmp_path / "open").unlink()
     ledger.close()
-    assert ledger.status.lives_written == 1_000
+    assert ledger.status.events_written == 1_000
 
 
 def test_d3_found_events_are_handed_over_in_bounded_parts() -> None:
     pieces: list[int] = []
-    lives = EventRecorder(path_of_address, START_MS, lambda found: pieces.append(len(found)))
-    lives.begin()
+    events = EventRecorder(path_of_address, START_MS, lambda found: pieces.append(len(found)))
+    events.begin()
     for _ in range(25_000):
-        lives.note(MessageEvent.FOUND, ORDERS, RECORD)
-    lives.settle_in()
+        events.note(MessageEvent.FOUND, ORDERS, RECORD)
+    events.settle_in()
     assert pieces == [10_000, 10_000, 5_001]
-    lives.note(MessageEvent.ACCEPTED, ORDERS, RECORD)
-    assert [life.event for life in lives.take()] == [LedgerEvent.ACCEPTED]
+    events.note(MessageEvent.ACCEPTED, ORDERS, RECORD)
+    assert [event.event for event in events.take()] == [LedgerEvent.ACCEPTED]

@@ -157,7 +157,7 @@ def test_changes_are_reported_with_their_origin() -> None:
     seen: list[tuple[FaultEvent, Actor]] = []
     faults = Faults()
     faults.on_change.add(lambda event, _fault, origin: seen.append((event, origin)))
-    first, second = Actor(who="alice", peer="10.0.0.1"), Actor(who="bob", peer="10.0.0.2")
+    first, second = Actor(key_name="alice", peer="10.0.0.1"), Actor(key_name="bob", peer="10.0.0.2")
     faults.engage(request(FaultKind.SLOW), None, NOW, first)
     faults.clear_all(NOW, second)
     assert seen == [(FaultEvent.ENGAGED, first), (FaultEvent.CLEARED, second)]

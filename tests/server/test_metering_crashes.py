@@ -52,15 +52,15 @@ class Notes:
 
     def __init__(self) -> None:
         self.operations: list[tuple[OperationKey, OperationCounts]] = []
-        self.lives: list[LifecycleEvent] = []
+        self.events: list[LifecycleEvent] = []
 
     def write_operations(
         self, _second_ms: int, rows: Sequence[tuple[OperationKey, OperationCounts]], _connections: int
     ) -> None:
         self.operations += rows
 
-    def write_lives(self, lives: Sequence[LifecycleEvent]) -> int:
-        self.lives += lives
+    def write_events(self, events: Sequence[LifecycleEvent]) -> int:
+        self.events += events
         return 1
 
     @property
@@ -68,7 +68,7 @@ class Notes:
         return 1
 
     @property
-    def lives_room(self) -> int:
+    def event_room(self) -> int:
         return 1_000
 
     def ordinals_from(self, _first: LifecycleEvent) -> AbstractSet[int]:
@@ -78,7 +78,7 @@ class Notes:
 def test_d3_send_that_never_became_durable_is_not_accepted() -> None:
     async def scene() -> None:
         loop, clock, store, notes = asyncio.get_running_loop(), SystemClock(), MemoryStore(), Notes()
-        lives = EventRecorder(path_of_address, clock())
+        events = EventRecorder(path_of_address, clock())
 
         def make(records: Records) -> Namespace:
             return Namespace(
@@ -86,13 +86,13 @@ def test_d3_send_that_never_became_durable_is_not_accepted() -> None:
                 view=lambda _body: NO_PROPERTIES,
                 fresh_id=uuid4,
                 fresh_token=partial(os.urandom, 16),
-                event_sink=lives,
+                event_sink=events,
             )
 
         keeper = GroupCommitter(store, make, clock(), wake=loop.call_soon_threadsafe)
         host = NamespaceHost("north", STANDARD, keeper, clock, loop)
-        lives.now_ms = host.seen_ms
-        meter = OperationMeter(notes, host, Counters(), Outbox(lives, host, notes))
+        events.now_ms = host.seen_ms
+        meter = OperationMeter(notes, host, Counters(), Outbox(events, host, notes))
         meter_of_sends = SendMeter(meter, ORDERS, "key", from_syphon=False)
         host.use_namespace().create_queue("orders", QueueDescription(), host.now_ms())
         await host.durable()
@@ -112,7 +112,7 @@ def test_d3_send_that_never_became_durable_is_not_accepted() -> None:
         await host.durable()
         host.close()
         meter.close()
-        assert [(life.event, life.message_id) for life in notes.lives] == [
+        assert [(event.event, event.message_id) for event in notes.events] == [
             ("accepted", "kept"),
             ("found", "kept"),
             ("accepted", "kept, too"),
@@ -222,12 +222,12 @@ def test_d3_kill_loses_no_event_and_at_most_the_last_second_of_counts(tmp_path: 
         namespace.kill()
         namespace.start()
         namespace.stop()
-        lives = rows_of(ledger, LIVES)
+        events = rows_of(ledger, LIVES)
         sent = sum(row["messages"] for row in rows_of(ledger, OPERATIONS) if row["kind"] == "send")
-    assert not holes(lives)
+    assert not holes(events)
     known = {message_id for _, message_id in confirmed}
     for event, expected in (("accepted", known), ("completed", completed)):
-        ids = [row["message_id"] for row in lives if row["event"] == event]
+        ids = [row["message_id"] for row in events if row["event"] == event]
         assert len(ids) == len({*ids})
         assert expected <= {*ids}
         assert len({*ids} - expected) <= 1  # one may be durable without having been confirmed
@@ -235,9 +235,9 @@ def test_d3_kill_loses_no_event_and_at_most_the_last_second_of_counts(tmp_path: 
     assert sent >= len(confirmed_before_the_last(2.0, [at_s for at_s, _ in confirmed]))
 
 
-def holes(lives: Sequence[Mapping[str, Any]]) -> list[int]:
+def holes(events: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return the ordinals with a hole before them, up to the last confirmed one that a start states."""
-    ordered = sorted(lives, key=lambda row: row["ordinal"])
+    ordered = sorted(events, key=lambda row: row["ordinal"])
     expected = [row["sequence"] if row["event"] == "started" else row["ordinal"] - 1 for row in ordered[1:]]
     return [
         row["ordinal"]

@@ -13,14 +13,14 @@ import pytest
 
 from pairbus.broker import NO_PROPERTIES, Address, Namespace, NewMessage, QueueDescription, Records
 from pairbus.ledger import LIVES, Ledger, LedgerSettings, read_open
-from pairbus.ledger.events import extent_of, pack_lives, unpack_lives
+from pairbus.ledger.events import extent_of, pack_events, unpack_events
 from pairbus.server.event_recorder import EventRecorder
 from pairbus.server.metering import path_of_address
 from pairbus.server.outbox import Outbox, OutboxBatch
 from pairbus.store import GroupCommitter, StoreError, keys
 from pairbus.store.errors import StoreFailedError
 from pairbus.store.memory import MemoryStore
-from tests.ledger.entries import lives_from
+from tests.ledger.entries import events_from
 from tests.server.ledger_rows import rows_of
 from tests.waiting import eventually
 
@@ -34,10 +34,10 @@ class Run:
 
     def __init__(self, store: MemoryStore, ledger: Ledger, start_ms: int, most_bytes: int = 1_000_000) -> None:
         self.ledger = ledger
-        self._lives = EventRecorder(path_of_address, start_ms, ledger.write_lives)
-        self.keeper = GroupCommitter(store, self._make, start_ms, recovering=self._lives.begin)
-        self._lives.settle_in()
-        self.outbox = Outbox(self._lives, self.keeper, ledger, most_bytes)
+        self._events = EventRecorder(path_of_address, start_ms, ledger.write_events)
+        self.keeper = GroupCommitter(store, self._make, start_ms, recovering=self._events.begin)
+        self._events.settle_in()
+        self.outbox = Outbox(self._events, self.keeper, ledger, most_bytes)
         self.outbox.replay(start_ms)
         self.before_commit: Callable[[], object] = self.seal
         self.keeper.before_commit.add(self._before_commit)
@@ -52,7 +52,7 @@ class Run:
             view=lambda _body: NO_PROPERTIES,
             fresh_id=uuid4,
             fresh_token=partial(os.urandom, 16),
-            event_sink=self._lives,
+            event_sink=self._events,
         )
 
     def seal(self) -> None:
@@ -136,7 +136,7 @@ def test_d3_events_in_the_ledger_are_not_replayed(tmp_path: Path, begin: Callabl
     killed = begin(store)
     killed.send("a")
     killed.outbox.hand_over()
-    eventually(lambda: killed.ledger.status.lives_waiting == 0)  # written, and killed before the entry is removed
+    eventually(lambda: killed.ledger.status.events_waiting == 0)  # written, and killed before the entry is removed
     killed.send("b")
     assert in_store(store) == 2
     begin(store).hand_over()
@@ -203,7 +203,7 @@ def test_d3_receives_in_the_ledger_are_not_stored_again(begin: Callable[..., Run
     run.hand_over()
     run.send("b")
     ((_, content),) = store.scan(keys.OUTBOX, keys.after(keys.OUTBOX))
-    assert [life.message_id for life in unpack_lives(content)] == ["b"]
+    assert [event.message_id for event in unpack_events(content)] == ["b"]
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
@@ -286,9 +286,9 @@ def test_entry_is_stored_with_its_commit_and_no_other(begin: Callable[..., Run])
 
 
 def test_packed_events_are_unpacked_unchanged() -> None:
-    lives = lives_from(0, 500)
-    lives.append(lives[0]._replace(message_id="half a pair \ud800", session_id="\0é"))
-    assert unpack_lives(pack_lives(lives)) == lives
+    events = events_from(0, 500)
+    events.append(events[0]._replace(message_id="half a pair \ud800", session_id="\0é"))
+    assert unpack_events(pack_events(events)) == events
 
 
 def test_d3_events_without_room_are_a_gap_after_a_kill(tmp_path: Path, begin: Callable[..., Run]) -> None:
@@ -310,7 +310,7 @@ def test_d3_events_without_room_are_no_gap_if_the_ledger_has_them(tmp_path: Path
     killed.send("b")
     killed.send("c")
     killed.outbox.hand_over()
-    eventually(lambda: killed.ledger.status.lives_waiting == 0)
+    eventually(lambda: killed.ledger.status.events_waiting == 0)
     assert in_store(store) == 2  # the first entry, and one mark for the others
     begin(store).hand_over()
     assert reported(tmp_path) == [("accepted", "a"), ("accepted", "b"), ("accepted", "c")]
@@ -375,7 +375,7 @@ def test_d3_found_events_after_a_failed_commit_are_not_stored(begin: Callable[..
         run.send("lost")
     run.send("kept")
     ((_, content),) = store.scan(keys.OUTBOX, keys.after(keys.OUTBOX))
-    assert [life.message_id for life in unpack_lives(content)] == ["kept"]
+    assert [event.message_id for event in unpack_events(content)] == ["kept"]
 
 
 def test_d3_ordinals_grow_across_processes_with_any_clock(tmp_path: Path, begin: Callable[..., Run]) -> None:
@@ -392,20 +392,20 @@ def test_d3_ordinals_grow_across_processes_with_any_clock(tmp_path: Path, begin:
 
 
 def test_similar_events_are_packed_compactly() -> None:
-    first = lives_from(0, 1)[0]
+    first = events_from(0, 1)[0]
     alike = [first._replace(ordinal=7 + place, sequence=place, original_sequence=place) for place in range(100)]
-    assert unpack_lives(pack_lives(alike)) == alike
-    assert len(pack_lives(alike)) < 1_000
+    assert unpack_events(pack_events(alike)) == alike
+    assert len(pack_events(alike)) < 1_000
 
 
 @pytest.mark.parametrize("place", range(12))
 def test_entry_without_a_column_is_rejected(place: int) -> None:
-    columns = json.loads(pack_lives(lives_from(0, 3)))
+    columns = json.loads(pack_events(events_from(0, 3)))
     with pytest.raises(ValueError):  # noqa: PT011 (any ValueError)
-        unpack_lives(json.dumps([*columns[:place], *columns[place + 1 :]]).encode())
+        unpack_events(json.dumps([*columns[:place], *columns[place + 1 :]]).encode())
     columns[place] = [1, 2, 3, 4]
     with pytest.raises(ValueError):  # noqa: PT011
-        unpack_lives(json.dumps(columns).encode())
+        unpack_events(json.dumps(columns).encode())
 
 
 # A ledger without room
@@ -444,13 +444,13 @@ def test_d3_stored_events_are_deferred_until_the_ledger_has_room(tmp_path: Path)
     run = run_with_a_queue(store, ledger)
     send_many(run, 100)
     assert in_store(store) == 100
-    assert ledger.status.lives_waiting <= 10
+    assert ledger.status.events_waiting <= 10
     (tmp_path / "open").unlink()
     run.hand_over()
     (journal,) = read_open(tmp_path, LIVES).values()
     assert journal["message_id"].to_pylist() == ["", *map(str, range(100))]  # the start, and the rest in order
     ledger.close()
-    assert ledger.status.lives_missed == 0
+    assert ledger.status.events_missed == 0
     assert reported(tmp_path) == accepted(100)
     assert in_store(store) == 0
 
@@ -480,7 +480,7 @@ def test_d3_deferred_events_survive_a_kill_and_a_small_ledger(tmp_path: Path) ->
     run = Run(store, again, NOW_MS + 1_000)
     run.hand_over()
     again.close()
-    assert again.status.lives_missed == 0
+    assert again.status.events_missed == 0
     assert reported(tmp_path) == accepted(100)
     assert in_store(store) == 0
 
@@ -505,14 +505,14 @@ def test_d3_events_are_missed_only_if_the_store_has_no_room_either(tmp_path: Pat
     send_many(run, 100)
     kept = in_store(store) - 1  # and a mark
     assert 10 < kept < 40
-    assert ledger.status.lives_missed > 0
+    assert ledger.status.events_missed > 0
     (tmp_path / "open").unlink()
     run.hand_over()
     ledger.close()
     found = reported(tmp_path)
     assert found[:kept] == accepted(kept)
-    assert len(found) - 1 + ledger.status.lives_missed == 100  # one mark has the number
-    assert missed(tmp_path) == [ledger.status.lives_missed]
+    assert len(found) - 1 + ledger.status.events_missed == 100  # one mark has the number
+    assert missed(tmp_path) == [ledger.status.events_missed]
     assert in_store(store) == 0
 
 
@@ -522,7 +522,7 @@ def test_d3_partly_recorded_entry_is_completed_without_duplicates(tmp_path: Path
     killed = begin(store)
     killed.send("a", "b", "c")
     ((_, content),) = store.scan(keys.OUTBOX, keys.after(keys.OUTBOX))
-    killed.ledger.write_lives(unpack_lives(content)[:2])
+    killed.ledger.write_events(unpack_events(content)[:2])
     begin(store).hand_over()
     assert reported(tmp_path) == [("accepted", "a"), ("accepted", "b"), ("accepted", "c")]
 
@@ -543,7 +543,7 @@ def test_d3_start_with_a_wrong_clock_does_not_stop_recording(tmp_path: Path) -> 
         run.send(str(start_ms))
         run.hand_over()
         ledger.close()
-        assert ledger.status.lives_missed == 0
+        assert ledger.status.events_missed == 0
     assert reported(tmp_path) == [("accepted", str(each)) for each in (NOW_MS, IN_2041_MS, NOW_MS + 1_000)]
 
 
@@ -553,14 +553,14 @@ def test_d3_store_with_ordinals_of_a_wrong_clock_is_repaired(tmp_path: Path, beg
     run = begin(store)
     number = IN_2041_MS << 22
     run.keeper.namespace.send(ORDERS, [NewMessage(b"x", "then")], NOW_MS)
-    lives = [life._replace(ordinal=number + place) for place, life in enumerate(lives_from(0, 3))]
-    assert run.keeper.put_in_outbox(number + 2, pack_lives(lives))
+    events = [event._replace(ordinal=number + place) for place, event in enumerate(events_from(0, 3))]
+    assert run.keeper.put_in_outbox(number + 2, pack_events(events))
     run.before_commit = lambda: None
     run.keeper.commit(NOW_MS)
     again = begin(store)
     again.send("a")
     again.hand_over()
-    assert again.ledger.status.lives_missed == 0
+    assert again.ledger.status.events_missed == 0
     begin(store).send("b")
     begin(store).hand_over()
     assert reported(tmp_path) == [("missed", ""), ("accepted", "a"), ("accepted", "b")]
@@ -568,11 +568,11 @@ def test_d3_store_with_ordinals_of_a_wrong_clock_is_repaired(tmp_path: Path, beg
 
 
 def test_extent_of_packed_events_is_read_without_unpacking() -> None:
-    lives = lives_from(7, 500)
-    assert [*extent_of(pack_lives(lives)).ordinals] == [*range(7, 507)]
-    assert extent_of(pack_lives(lives)).first_ms == min(life.at_ms for life in lives)
-    some = [lives[0], lives[3], lives[2]]
-    assert extent_of(pack_lives(some)) == (lives[0].at_ms, [7, 10, 9])
+    events = events_from(7, 500)
+    assert [*extent_of(pack_events(events)).ordinals] == [*range(7, 507)]
+    assert extent_of(pack_events(events)).first_ms == min(event.at_ms for event in events)
+    some = [events[0], events[3], events[2]]
+    assert extent_of(pack_events(some)) == (events[0].at_ms, [7, 10, 9])
     for content in (b"no JSON", b"[1]", b'[["a"]]', b"17", b'[1,"then",7]'):
         with pytest.raises(ValueError):  # noqa: PT011 (any ValueError)
             extent_of(content)

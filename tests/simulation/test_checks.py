@@ -203,7 +203,7 @@ def test_pings_of_a_healthy_entity_are_found(monkeypatch: pytest.MonkeyPatch, is
         await lane.attempt(SendBatch([encode_brokered(ping_message())]))
         await lane.close()
         if is_reported:
-            entity._listeners.tell(PingSent(at=entity._since, path=entity.path, cause=None))
+            entity._listeners.publish(PingSent(at=entity._since, path=entity.path, cause=None))
 
     monkeypatch.setattr(PairedEntity, "_ping", twice)
     wrong = wrong_with(PLAIN, REFUSE)

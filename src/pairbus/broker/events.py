@@ -84,7 +84,7 @@ class Quarantined(NamedTuple):
     """The damaged part of the message: its record or its body."""
 
     location: str = ""
-    """Where the damaged part is in the store."""
+    """The position of the damage in the store."""
 
 
 class IndexFault(NamedTuple):

@@ -127,7 +127,7 @@ class _Screen(LineReporter):
         super().__init__(as_json=False)
         self._console = Console(highlight=False, markup=False)  # a path may have brackets
 
-    def tell(self, line: ReportLine) -> None:
+    def report(self, line: ReportLine) -> None:
         self._console.print(line.text, style="yellow" if line.is_warning else None, soft_wrap=True)
 
 

@@ -42,7 +42,7 @@ _LONGEST_S: Final = 3_600
 _DEFAULT_INTERVAL: Final = timedelta(minutes=1)
 _LONGEST_OUTAGE: Final = timedelta(minutes=1)
 _PING_INTERVAL: Final = timedelta(seconds=5)
-"""How soon a drill notices that its outage is over: a pair pings every minute, which is as long as a drill waits."""
+"""The ping interval of a drill: the default of a minute is as long as a drill waits."""
 
 OUTAGES: Final = (FaultKind.CANNOT_SEND, FaultKind.CANNOT_CONNECT)
 """The faults that a pair fails over for."""

@@ -62,11 +62,11 @@ class SyphonScreen:
         """Stop drawing. Can be called more than once."""
         self._bars.stop()
 
-    def tell(self, line: ReportLine) -> None:
+    def report(self, line: ReportLine) -> None:
         self._bars.console.print(line.text, style="yellow" if line.is_warning else None, soft_wrap=True)
 
     def show(self, progress: Progress) -> None:
-        done, depth = progress.brought_home, progress.depth
+        done, depth = progress.delivered, progress.depth
         waiting = "" if depth is None else f", {depth:,} in the backlog"
         self._bars.update(
             self._task,

@@ -160,8 +160,8 @@ class EntityLink:
             entity=self.path,
             failure=failure,
             started_s=started_s,
-            limits_itself=True,
-            hurry=self._factory.reached,
+            has_own_timeout=True,
+            reconnected=self._factory.reached,
         )
 
     async def attempt(self, batch: SendBatch) -> None:

@@ -210,7 +210,7 @@ class LockRenewer(Generic[L]):
             for start in range(0, len(rest), _MAX_REQUEST):
                 lost |= await self._renew_group(rest[start : start + _MAX_REQUEST])
         except MessagingError as error:  # it may pass; until then it is useless to ask for the other locks
-            _log.debug('lock renewal failed, retrying error="%s"', error)
+            _log.debug('lock renewal failed, retrying entity=%s error="%s"', error.entity, error)
         for watched in rest:
             if id(watched) not in lost and not watched.locked.is_settled:
                 self._plan(watched)
@@ -271,6 +271,7 @@ class LockRenewer(Generic[L]):
             self._plan_again_if_shorter()
 
 
-def _log_lost(_lost: list[Any], error: MessagingError | None) -> None:
+def _log_lost(lost: list[Any], error: MessagingError | None) -> None:
     # The application gets the error when it settles; until then there is nothing that it could do.
-    _log.warning('lock renewal failed error="%s"', error)
+    entity = None if error is None else error.entity
+    _log.warning('locks lost entity=%s count=%d error="%s"', entity, len(lost), error or "expired")

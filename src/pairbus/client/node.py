@@ -87,7 +87,7 @@ class ManagementClient:
                 entity=self.path,
                 failure=failure,
                 started_s=started_s,
-                hurry=self._factory.reached,
+                reconnected=self._factory.reached,
             )
         except ClosedError:
             self._factory.check_open()  # the factory may know the cause

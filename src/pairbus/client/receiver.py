@@ -165,7 +165,7 @@ class MessageReceiver(ClientResource):
                     failure=failure,
                     failures=failures,
                     started_s=began_s - opening_s,
-                    hurry=self._factory.reached,
+                    reconnected=self._factory.reached,
                 )
                 opening_s += loop.time() - began_s
                 deadline_s += loop.time() - began_s

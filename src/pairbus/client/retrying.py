@@ -23,26 +23,28 @@ async def retrying(
     failures: int = 0,
     started_s: float | None = None,
     patience_s: float = 0.0,
-    limits_itself: bool = False,
-    hurry: Callable[[], asyncio.Future[None]] | None = None,
-    insists: Callable[[MessagingError], bool] | None = None,
+    has_own_timeout: bool = False,
+    reconnected: Callable[[], asyncio.Future[None]] | None = None,
+    retry_anyway: Callable[[MessagingError], bool] | None = None,
 ) -> T:
     """Retry until the operation timeout; return the result of ``attempt``.
 
     ``failure`` is the error of the last attempt made before this call, and ``failures`` the number of failures before
-    that one. ``patience_s`` is the time that the response itself may take, on top of all timeouts. An attempt that
-    ``limits_itself`` has its own timeout and is cut short only by the end of the operation. The future that ``hurry``
-    returns ends the wait after an outage early. An error for which ``insists`` returns true is retried even if it is
-    not transient.
+    that one. ``patience_s`` is the time that the response itself may take, on top of all timeouts. With
+    ``has_own_timeout``, an attempt limits itself, and only the operation timeout interrupts it. The future that
+    ``reconnected`` returns ends the wait after an outage early. An error for which ``retry_anyway`` returns true is
+    retried even if it is not transient.
     """
     loop = asyncio.get_running_loop()
     timeout_s = settings.operation_timeout.total_seconds() + patience_s
-    attempt_s = math.inf if limits_itself else settings.attempt_timeout.total_seconds() + patience_s
+    attempt_s = math.inf if has_own_timeout else settings.attempt_timeout.total_seconds() + patience_s
     deadline_s = (loop.time() if started_s is None else started_s) + timeout_s
     while True:
         if failure is not None:
             failures += 1
-            judged = failure if insists is None or failure.is_transient or not insists(failure) else _TRANSIENT
+            judged = (
+                failure if retry_anyway is None or failure.is_transient or not retry_anyway(failure) else _TRANSIENT
+            )
             delay_s = settings.retry_policy.delay_s(failures, judged)
             if delay_s is None:
                 raise failure
@@ -51,7 +53,7 @@ async def retrying(
                 delay_s = min(delay_s, left_s / 2)  # leave time for another attempt
             if delay_s >= left_s:
                 raise _exhausted(failure, timeout_s, entity)
-            await _pause(delay_s, None if hurry is None or not _is_outage(failure) else hurry())
+            await _pause(delay_s, None if reconnected is None or not _is_outage(failure) else reconnected())
         try:
             return await _within(attempt, min(deadline_s, loop.time() + attempt_s))
         except MessagingError as error:

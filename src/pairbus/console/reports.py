@@ -45,7 +45,7 @@ class LastReport:
     report: PairReport
     received_ms: int
     offset_ms: int = 0
-    """How far this namespace's clock is ahead of the application's."""
+    """The difference of this namespace's clock to that of the application."""
 
     def local_ms(self, at_ms: int) -> int:
         """Convert a time of the application to this namespace's clock; the result is not after the arrival."""

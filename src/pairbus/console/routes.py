@@ -224,7 +224,7 @@ class ConsoleRoutes:
     def _record(
         self, action: AuditAction, request: Request, key_name: str, rights: tuple[str, ...] = (), **facts: Any
     ) -> None:
-        actor = Actor(who=key_name, rights=rights, peer=peer_of(request.client), protocol=_PROTOCOL)
+        actor = Actor(key_name=key_name, rights=rights, peer=peer_of(request.client), protocol=_PROTOCOL)
         self._sampler.services.host.audit.record(action, actor, **facts)
 
     def _check(self, request: Request, context: RequestContext) -> None:

@@ -71,7 +71,7 @@ def _quoted(value: Fact) -> str:
 class Progress:
     """The progress of a syphon."""
 
-    brought_home: int
+    delivered: int
     dead_lettered: int
     depth: int | None
     """Number of messages in the backlog; ``None`` if the key may not read it."""
@@ -80,7 +80,7 @@ class Progress:
 class ProgressReporter(Protocol):
     """The destination of a job's output."""
 
-    def tell(self, line: ReportLine) -> None: ...
+    def report(self, line: ReportLine) -> None: ...
 
     def show(self, progress: Progress) -> None:
         """Show the progress, on a terminal that is updated in place."""
@@ -96,7 +96,7 @@ class LineReporter:
         self._as_json = as_json
         self._file = file
 
-    def tell(self, line: ReportLine) -> None:
+    def report(self, line: ReportLine) -> None:
         now = datetime.now(UTC)
         text = line.as_json(now) if self._as_json else line.as_pairs(now)
         print(text, file=self._file or sys.stdout, flush=True)
@@ -122,11 +122,11 @@ class _LogHandler(logging.Handler):
         if error is not None:
             facts["error"] = f"{type(error).__name__}: {error}"
         line = ReportLine(event="log", text=text, facts=facts, is_warning=record.levelno >= logging.WARNING)
-        self._reporter.tell(line)
+        self._reporter.report(line)
 
 
 @contextmanager
-def told_logs(reporter: ProgressReporter) -> Iterator[None]:
+def reported_logs(reporter: ProgressReporter) -> Iterator[None]:
     """Report log records about the state of the job as lines."""
     handler = _LogHandler(reporter)
     root = logging.getLogger("pairbus")

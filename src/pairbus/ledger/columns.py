@@ -50,7 +50,7 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 """Times are UTC in milliseconds, numbers have 64 bits. A row of operations counts the operations of one key within a
-second; a row of lives is one event. Only ``session_id`` and ``destination`` may be null."""
+second; a row of lives is one lifecycle event. Only ``session_id`` and ``destination`` may be null."""
 
 PARTITIONS: Final = ("day", "hour")
 

@@ -73,7 +73,7 @@ class OperationKey(NamedTuple):
     """The path; empty if an operation concerns no entity, or several."""
 
     result: str
-    who: str
+    key_name: str
     """The name of the key that the peer authenticated with; empty if it presented none."""
 
 
@@ -117,7 +117,7 @@ class OperationRow(NamedTuple):
     stage: Stage
     entity: str
     result: str
-    who: str
+    key_name: str
     operations: int
     messages: int
     bytes: int
@@ -162,7 +162,7 @@ def units_of(size_bytes: int) -> int:
 
 
 class LedgerEvent(StrEnum):
-    """A point in the life of a message. Every message in an entity was accepted there, or routed to it."""
+    """An event in the life of a message. Every message in an entity was accepted there, or routed to it."""
 
     ACCEPTED = "accepted"
     """Accepted from a sender, and durable. The sequence number is that of the entity it was sent to."""
@@ -253,19 +253,19 @@ _SEQUENCE: Final = LifecycleEvent._fields.index("sequence")
 _ORIGINAL: Final = LifecycleEvent._fields.index("original_sequence")
 
 
-def pack_lives(lives: Sequence[LifecycleEvent]) -> bytes:
+def pack_events(events: Sequence[LifecycleEvent]) -> bytes:
     """Serialize events in a form that later versions can read, too.
 
     Columns that have one value throughout, as most have for events of the same moment, are stored as that value.
     """
-    columns: list[Sequence[object]] = [*zip(*lives, strict=True)]
-    columns[_ORDINAL] = [life.ordinal - index for index, life in enumerate(lives)]
-    columns[_ORIGINAL] = [life.original_sequence - life.sequence for life in lives]
-    return json.dumps([len(lives), *map(_compact, columns)], separators=(",", ":")).encode()
+    columns: list[Sequence[object]] = [*zip(*events, strict=True)]
+    columns[_ORDINAL] = [event.ordinal - index for index, event in enumerate(events)]
+    columns[_ORIGINAL] = [event.original_sequence - event.sequence for event in events]
+    return json.dumps([len(events), *map(_compact, columns)], separators=(",", ":")).encode()
 
 
-def unpack_lives(content: bytes) -> list[LifecycleEvent]:
-    """Deserialize events. Raise ``ValueError`` if the content was not written by ``pack_lives``."""
+def unpack_events(content: bytes) -> list[LifecycleEvent]:
+    """Deserialize events. Raise ``ValueError`` if the content was not written by ``pack_events``."""
     try:
         count, *short = json.loads(content)
         columns = [column if isinstance(column, list) else [column] * count for column in short]
@@ -280,7 +280,7 @@ def unpack_lives(content: bytes) -> list[LifecycleEvent]:
 
 
 def extent_of(content: bytes) -> EventRange:
-    """Return the extent of packed events without unpacking them. Raise ``ValueError`` as ``unpack_lives`` does."""
+    """Return the extent of packed events without unpacking them. Raise ``ValueError`` as ``unpack_events`` does."""
     try:
         count, *columns = json.loads(content)
         times, ordinals = columns[_AT], columns[_ORDINAL]

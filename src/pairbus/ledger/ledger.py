@@ -98,21 +98,21 @@ class Ledger:
         """Hand over the operations of one second, and the maximum number of connections if that is to be recorded."""
         self._queue.add_operations(operation_rows(second_ms, rows, connections))
 
-    def write_lives(self, lives: Sequence[LifecycleEvent]) -> int:
+    def write_events(self, events: Sequence[LifecycleEvent]) -> int:
         """Hand over events; the ledger owns the sequence from now on.
 
         Return the number of the hand-over: it is on disk once ``hand_overs_written`` has reached that number.
         """
-        return self._queue.add_lives(lives)
+        return self._queue.add_events(events)
 
     @property
     def hand_overs_written(self) -> int:
         return self._writer.hand_overs_written
 
     @property
-    def lives_room(self) -> int:
+    def event_room(self) -> int:
         """Room for events whose caller can keep them elsewhere; the other half is reserved for all other events."""
-        return max(0, (self._settings.most_waiting + 1) // 2 - self._queue.lives)
+        return max(0, (self._settings.most_waiting + 1) // 2 - self._queue.events)
 
     def ordinals_from(self, first: LifecycleEvent) -> AbstractSet[int]:
         """Return the ordinals of this namespace's readable, durable events, starting at ``first``."""
@@ -124,9 +124,9 @@ class Ledger:
     def status(self) -> LedgerStatus:
         return LedgerStatus(
             operations_written=self._writer.operations_written,
-            lives_written=self._writer.lives_written,
-            lives_waiting=self._queue.lives,
-            lives_missed=self._queue.lives_missed,
+            events_written=self._writer.events_written,
+            events_waiting=self._queue.events,
+            events_missed=self._queue.events_missed,
             files_closed=self._files.files_closed,
             error=self._writer.error,
         )

@@ -43,9 +43,9 @@ class LedgerStatus:
     operations_written: int
     """Rows, not operations."""
 
-    lives_written: int
-    lives_waiting: int
-    lives_missed: int
+    events_written: int
+    events_waiting: int
+    events_missed: int
     """Events dropped because the memory was full while the disk accepted no writes."""
 
     files_closed: int
@@ -56,4 +56,4 @@ class LedgerStatus:
 
     @property
     def rows_written(self) -> int:
-        return self.operations_written + self.lives_written
+        return self.operations_written + self.events_written

@@ -28,7 +28,7 @@ class QueuedRows(NamedTuple):
     """The rows that the writer takes at a time."""
 
     operations: Sequence[OperationRow]
-    lives: Sequence[LifecycleEvent]
+    events: Sequence[LifecycleEvent]
     hand_over: int
     """Number of the last hand-over of events that was taken, now or before."""
 
@@ -36,12 +36,12 @@ class QueuedRows(NamedTuple):
 class WriteQueue:
     """Queue between the threads of the namespace and the ledger; neither waits longer than an append takes."""
 
-    def __init__(self, max_lives: int, max_operations: int) -> None:
-        self.lives = 0
+    def __init__(self, max_events: int, max_operations: int) -> None:
+        self.events = 0
         """Number of queued events, including those taken and not on disk yet."""
 
-        self.lives_missed = 0
-        self._max_lives = max_lives
+        self.events_missed = 0
+        self._max_events = max_events
         self._max_operations = max_operations
         self._lock = Lock()
         self._operations: list[OperationRow] = []
@@ -51,7 +51,7 @@ class WriteQueue:
         self._merged: dict[tuple[object, ...], OperationRow] = {}
         """Rows by their times and keys."""
 
-        self._lives: deque[tuple[int, Sequence[LifecycleEvent]]] = deque()
+        self._events: deque[tuple[int, Sequence[LifecycleEvent]]] = deque()
         """With the numbers of their hand-overs."""
 
         self._hand_over = 0
@@ -68,17 +68,17 @@ class WriteQueue:
                 for row in rows:
                     self._merge(row)
 
-    def add_lives(self, lives: Sequence[LifecycleEvent]) -> int:
+    def add_events(self, events: Sequence[LifecycleEvent]) -> int:
         """Queue events, and return the number of the hand-over."""
         with self._lock:
             self._hand_over += 1
-            room = max(0, self._max_lives - self.lives)
-            kept = lives if len(lives) <= room else lives[:room]
+            room = max(0, self._max_events - self.events)
+            kept = events if len(events) <= room else events[:room]
             if kept:
                 self._end_gap(self._hand_over - 1)
-                self._lives.append((self._hand_over, kept))
-                self.lives += len(kept)
-            self._widen_gap(lives[len(kept) :])
+                self._events.append((self._hand_over, kept))
+                self.events += len(kept)
+            self._widen_gap(events[len(kept) :])
             return self._hand_over
 
     def take(self) -> QueuedRows | None:
@@ -86,25 +86,27 @@ class WriteQueue:
         with self._lock:
             operations, self._operations, self._unmerged = self._operations, [], 0
             merged, self._merged = self._merged, {}
-            if not self._lives:
+            if not self._events:
                 self._end_gap(self._hand_over)
-            groups = self._pop_lives()
+            groups = self._pop_events()
             self._taken = groups[-1][0] if groups else self._taken
-        lives = [*chain.from_iterable(group for _, group in groups)]
+        events = [*chain.from_iterable(group for _, group in groups)]
         operations += merged.values()
-        return QueuedRows(operations, lives, self._taken) if operations or lives else None
+        return QueuedRows(operations, events, self._taken) if operations or events else None
 
-    def done(self, lives: int) -> None:
+    def done(self, events: int) -> None:
         """Note that this many events are on disk."""
         with self._lock:
-            self.lives -= lives
+            self.events -= events
 
-    def give_up(self, lives: Sequence[LifecycleEvent], now_ms: int) -> None:
+    def give_up(self, events: Sequence[LifecycleEvent], now_ms: int) -> None:
         """Count taken events as missed that can never be written, since they hold an invalid number or time."""
-        missed = sum(life.sequence for life in lives if life.event is LedgerEvent.MISSED)
+        missed = sum(event.sequence for event in events if event.event is LedgerEvent.MISSED)
         with self._lock:
-            self.lives -= len(lives)
-            self._widen_gap([_NOTHING._replace(at_ms=now_ms) for life in lives if life.event is not LedgerEvent.MISSED])
+            self.events -= len(events)
+            self._widen_gap(
+                [_NOTHING._replace(at_ms=now_ms) for event in events if event.event is not LedgerEvent.MISSED]
+            )
             if missed:  # gaps that were to be written with them
                 gap = self._gap or _NOTHING._replace(at_ms=now_ms)
                 self._gap = gap._replace(sequence=gap.sequence + missed)
@@ -117,18 +119,18 @@ class WriteQueue:
         if filled >= 0.5:
             row = row._replace(at_ms=row.at_ms - row.at_ms % (_MINUTE_MS if filled < 0.75 else HOUR_MS))
         if filled >= 1:
-            row = row._replace(entity="", who="")
+            row = row._replace(entity="", key_name="")
         name = row[:_KEY_COLUMNS]
         found = self._merged.get(name)
         self._merged[name] = row if found is None else found.merged(row)
 
     # Events
 
-    def _pop_lives(self) -> list[tuple[int, Sequence[LifecycleEvent]]]:
+    def _pop_events(self) -> list[tuple[int, Sequence[LifecycleEvent]]]:
         groups: list[tuple[int, Sequence[LifecycleEvent]]] = []
         count = 0
-        while self._lives and count < _MAX_EVENTS_TAKEN:
-            groups.append(self._lives.popleft())
+        while self._events and count < _MAX_EVENTS_TAKEN:
+            groups.append(self._events.popleft())
             count += len(groups[-1][1])
         return groups
 
@@ -136,7 +138,7 @@ class WriteQueue:
         """Add events to the gap. It has the time of its end, so that a reader that starts inside the gap finds it."""
         if not missed:
             return
-        self.lives_missed += len(missed)
+        self.events_missed += len(missed)
         gap = self._gap
         if gap is None:
             gap = _NOTHING._replace(ordinal=missed[0].ordinal)
@@ -144,6 +146,6 @@ class WriteQueue:
 
     def _end_gap(self, hand_over: int) -> None:
         if self._gap is not None:
-            self._lives.append((hand_over, (self._gap,)))
-            self.lives += 1
+            self._events.append((hand_over, (self._gap,)))
+            self.events += 1
             self._gap = None

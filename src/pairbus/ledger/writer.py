@@ -26,7 +26,7 @@ class LedgerWriter:
     def __init__(self, files: LedgerFiles, queue: WriteQueue, namespace: str, pause: Callable[[], object]) -> None:
         """``pause`` is called between conversions, so that other threads can run."""
         self.operations_written = 0
-        self.lives_written = 0
+        self.events_written = 0
         self.hand_overs_written = 0
         """All hand-overs of events up to this one are on disk, or can never be written."""
 
@@ -52,7 +52,7 @@ class LedgerWriter:
         self._attempt(lambda: self._write(now_ms, _LAST_ROUNDS), self._files.close)
         unconverted = 0 if self._taken is None else len(self._taken.operations)
         lost = (
-            self._queue.lives + unconverted + sum(batch.row_count for batch in self._unwritten if batch.table != LIVES)
+            self._queue.events + unconverted + sum(batch.row_count for batch in self._unwritten if batch.table != LIVES)
         )
         if lost:
             _log.error("ledger closed with unwritten rows directory=%s rows=%d", self._files.directory, lost)
@@ -89,12 +89,12 @@ class LedgerWriter:
 
     def _convert(self, taken: QueuedRows, now_ms: int) -> None:
         """Convert all taken rows, or raise and convert none. Invalid rows are a defect, and are not retried."""
-        lives = row_batches(LIVES, self.namespace, taken.lives, self._pause)
+        events = row_batches(LIVES, self.namespace, taken.events, self._pause)
         operations = row_batches(OPERATIONS, self.namespace, taken.operations, self._pause)
-        self._unwritten += [*lives.row_batches, *operations.row_batches]
-        if lives.refused:
-            _log.error("ledger events rejected events=%d", len(lives.refused), exc_info=lives.failure)
-            self._queue.give_up(lives.refused, now_ms)
+        self._unwritten += [*events.row_batches, *operations.row_batches]
+        if events.refused:
+            _log.error("ledger events rejected events=%d", len(events.refused), exc_info=events.failure)
+            self._queue.give_up(events.refused, now_ms)
         if operations.refused:
             count = len(operations.refused)
             _log.error("ledger operation rows rejected rows=%d", count, exc_info=operations.failure)
@@ -103,7 +103,7 @@ class LedgerWriter:
         rows = batch.row_count
         self._files.append(batch, now_ms)
         if batch.table == LIVES:
-            self.lives_written += rows
+            self.events_written += rows
             self._queue.done(rows)
         else:
             self.operations_written += rows

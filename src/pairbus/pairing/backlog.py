@@ -207,7 +207,7 @@ class Recreation:
                 elif rotation.is_missing(index):  # else a send has succeeded meanwhile
                     level = logging.DEBUG if is_logged else logging.WARNING
                     _log.log(
-                        level, 'backlog queue not re-created, retrying queue=%s error="%s"', failure.entity, failure
+                        level, 'backlog queue not re-created, retrying entity=%s error="%s"', failure.entity, failure
                     )
                     is_logged = True
                     rotation.not_recreated(index, failure, loop.time())
@@ -240,7 +240,7 @@ class Recreation:
         else:
             if is_new:
                 self.counts[index] += 1
-                _log.info("backlog queue re-created queue=%s", path)
+                _log.info("backlog queue re-created entity=%s", path)
         try:
             await self._reach(path)
         except MessagingError as error:
@@ -443,7 +443,7 @@ class Backlog:
         self._recreation.start(index)
 
     def _notify_out(self, index: int, cause: MessagingError) -> None:
-        _log.warning('backlog queue out of rotation queue=%s error="%s"', self.paths[index], cause)
+        _log.warning('backlog queue out of rotation entity=%s error="%s"', self.paths[index], cause)
         self._notify(index, cause)
 
     def worked(self, index: int) -> None:
@@ -452,7 +452,7 @@ class Backlog:
 
     def _returned(self, index: int, is_recreated: bool) -> None:
         if self.rotation.worked(index):
-            _log.info("backlog queue back in rotation queue=%s", self.paths[index])
+            _log.info("backlog queue back in rotation entity=%s", self.paths[index])
             self._notify(index, None, is_recreated=is_recreated)
             self._wake()
 
@@ -462,7 +462,7 @@ class Backlog:
             self._changed.set_result(None)
 
     def _notify(self, index: int, cause: MessagingError | None, *, is_recreated: bool = False) -> None:
-        self._listeners.tell(
+        self._listeners.publish(
             BacklogQueueChanged(
                 at=datetime.now(UTC),
                 path=self.paths[index],

@@ -212,7 +212,7 @@ class PairedEntity:
                 state.value,
                 cause,
             )
-        self._listeners.tell(EntityChanged(at=self._since, path=self.path, before=before, state=state, cause=cause))
+        self._listeners.publish(EntityChanged(at=self._since, path=self.path, before=before, state=state, cause=cause))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -237,7 +237,7 @@ class PairedEntity:
 
         def answered_late() -> None:
             if self._pinging is task:  # else a later ping has succeeded, or the entity was switched manually
-                self._listeners.tell(PingSent(at=datetime.now(UTC), path=self.path, cause=None))
+                self._listeners.publish(PingSent(at=datetime.now(UTC), path=self.path, cause=None))
                 self.signal(Signal.ANSWERED)
 
         try:
@@ -246,7 +246,7 @@ class PairedEntity:
                 self._pings += 1
                 # A ping always ends before the next one is due.
                 cause = await ping(entity_link, min(self._ping_interval_s, self._primary.send_attempt_s), answered_late)
-                self._listeners.tell(PingSent(at=datetime.now(UTC), path=self.path, cause=cause))
+                self._listeners.publish(PingSent(at=datetime.now(UTC), path=self.path, cause=cause))
                 if cause is None:
                     self.signal(Signal.ANSWERED)
                 else:

@@ -89,7 +89,7 @@ class Listeners:
 
     def __init__(self) -> None:
         self._listeners: dict[object, Listener] = {}
-        self._untold: deque[PairEvent] = deque()
+        self._pending: deque[PairEvent] = deque()
 
     def add(self, listener: Listener) -> Callable[[], None]:
         """Add a listener; return the function that removes it."""
@@ -101,18 +101,18 @@ class Listeners:
         self._listeners[key] = listener
         return lambda: self._listeners.pop(key, None) and None
 
-    def tell(self, event: PairEvent) -> None:
+    def publish(self, event: PairEvent) -> None:
         """Call all listeners; events that a listener causes follow after the current one."""
-        self._untold.append(event)
-        if len(self._untold) > 1:
+        self._pending.append(event)
+        if len(self._pending) > 1:
             return
-        while self._untold:
+        while self._pending:
             try:
-                self._tell(self._untold[0])
+                self._call_all(self._pending[0])
             finally:
-                self._untold.popleft()
+                self._pending.popleft()
 
-    def _tell(self, event: PairEvent) -> None:
+    def _call_all(self, event: PairEvent) -> None:
         for listener in [*self._listeners.values()]:
             try:
                 listener(event)

@@ -79,7 +79,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
             check_type("syphon_engine", syphon_engine, (str,))
         check_rules(failure_rules)
         if not 1 <= backlog_queue_count <= _MOST_QUEUES:
-            raise ValueError(f"backlog_queue_count is {backlog_queue_count}; it must be 1 to {_MOST_QUEUES:,}")
+            raise ValueError(f"backlog_queue_count must be 1 to {_MOST_QUEUES:,}, got {backlog_queue_count}")
         _check_time("failover_interval", failover_interval, _NO_TIME, timedelta(minutes=60))
         _check_time("ping_interval", ping_interval, LEAST_PING_INTERVAL, MOST_PING_INTERVAL)
         _check_time("attempt_timeout", attempt_timeout, timedelta(milliseconds=100), timedelta(minutes=60))
@@ -105,7 +105,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
 
     async def pair(self, primary: Primary) -> NamespacePair:
         if not isinstance(primary, MessagingFactory):
-            raise TypeError(f"a MessagingFactory is paired, not {shown(primary)}")
+            raise TypeError(f"primary must be a MessagingFactory, got {shown(primary)}")
         self._check_namespaces(primary.endpoint)
         engine = find_engine(self.syphon_engine) if self.enable_syphon else None
         secondary = self.messaging_factory
@@ -138,7 +138,11 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
             if name == names.announced:
                 await record_name(manager, primary.endpoint, name)
         if self.preserve_session_order and any(one.enable_partitioning for one in queues):
-            raise ValueError("a backlog queue is partitioned, and cannot keep the order of sessions")
+            partitioned = ", ".join(one.path for one in queues if one.enable_partitioning)
+            raise ValueError(
+                f"preserve_session_order requires backlog queues without partitions, got {partitioned}; delete them"
+                " when they are empty, and pair again"
+            )
         listeners = Listeners()
         paths = [one.path for one in queues]
         backlog = Backlog(self.messaging_factory, manager, paths, SystemRandom(), listeners)
@@ -157,11 +161,11 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
         manager, secondary = self.secondary_namespace_manager.endpoint, self.messaging_factory.endpoint
         for name, endpoint in (("messaging_factory", secondary), ("secondary_namespace_manager", manager)):
             if is_same_namespace(endpoint, primary):
-                raise ValueError(f"{name} is of {endpoint}, which is the primary; the secondary is another namespace")
+                raise ValueError(f"{name} must be of the secondary namespace, got {endpoint}, which is the primary")
         if not is_same_host(manager, secondary):
             raise ValueError(
-                f"secondary_namespace_manager is of {manager} and messaging_factory of {secondary}; "
-                "both are to be of the secondary namespace"
+                "secondary_namespace_manager and messaging_factory must be of the same namespace, got "
+                f"{manager} and {secondary}"
             )
 
 
@@ -171,11 +175,11 @@ def _explain_unauthorized(name: str, endpoint: Endpoint) -> Iterator[None]:
     try:
         yield
     except UnauthorizedError as error:
-        text = f"{name}, of {endpoint}, is not allowed to: {error.message}"
+        text = f"the key of {name} lacks a claim on {endpoint}: {error.message}"
         raise UnauthorizedError(text, entity=error.entity, condition=error.condition) from error
 
 
 def _check_time(name: str, value: timedelta, minimum: timedelta, maximum: timedelta) -> None:
     check_type(name, value, (timedelta,))
     if not minimum <= value <= maximum:
-        raise ValueError(f"{name} is {value}; it must be {minimum} to {maximum}")
+        raise ValueError(f"{name} must be {minimum} to {maximum}, got {value}")

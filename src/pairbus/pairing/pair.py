@@ -150,7 +150,7 @@ class NamespacePair:
             settings=self._settings.syphon,
             is_held=self._is_diverting,
             held=self._held,
-            tell=self._listeners.tell,
+            publish=self._listeners.publish,
             missing=self._backlog.missing,
         )
         self._syphon = engine(context)
@@ -179,7 +179,7 @@ class NamespacePair:
                     await self._syphon.close()
                 await self._start_syphon(engine, queues)
             except MessagingError as error:
-                _log.warning("syphon not restarted, retrying primary=%s error=%s", self.primary_name, error)
+                _log.warning('syphon not restarted, retrying primary=%s error="%s"', self.primary_name, error)
                 await asyncio.sleep(_RESTART_S)
             else:
                 return
@@ -264,7 +264,7 @@ class NamespacePair:
         try:
             depth = await self.backlog_depth()
         except MessagingError as error:
-            _log.warning('depth of the backlog unknown error="%s"', error)
+            _log.warning('depth of the backlog unknown endpoint=%s error="%s"', self._backlog.factory.endpoint, error)
             depth = {}
         return self.status().metrics(depth)
 
@@ -368,7 +368,7 @@ class NamespacePair:
     def _check_manager(self, endpoint: Endpoint) -> None:
         primary, secondary = self._primary.endpoint, self._backlog.factory.endpoint
         if not is_same_host(endpoint, primary) or is_same_namespace(endpoint, secondary):
-            raise ValueError(f"primary_namespace_manager is of {endpoint}, and the primary is {primary}")
+            raise ValueError(f"primary_namespace_manager must be of the primary, {primary}, got {endpoint}")
 
     async def _divert_marked(self, path: str) -> tuple[BrokeredMessage, timedelta]:
         message, loop = drill_message(), asyncio.get_running_loop()
@@ -420,7 +420,7 @@ class NamespacePair:
             closing.append(self._syphon.close())
         for outcome in await asyncio.gather(*closing, self._backlog.close(), return_exceptions=True):
             if isinstance(outcome, Exception):
-                _log.warning('close failed pair=%r error="%s"', self, outcome)
+                _log.warning('close failed primary=%s error="%s"', self._primary.endpoint, outcome)
         self._backlog.factory.dismiss()
 
 
@@ -429,4 +429,4 @@ async def _delete(manager: NamespaceManager, path: str) -> None:
     try:
         await manager.delete_queue(path)
     except MessagingError as error:
-        _log.warning('queue of the drill not deleted error="%s"', error)
+        _log.warning('drill queue not deleted endpoint=%s entity=%s error="%s"', manager.endpoint, path, error)

@@ -168,9 +168,10 @@ def counts(error: MessagingError, rules: FailureRules = FAILURE_RULES, *, is_las
 def check_rules(rules: FailureRules) -> None:
     """Raise ``TypeError`` if it is not a valid table of rules."""
     if not isinstance(rules, Mapping):
-        raise TypeError(f"failure_rules is a mapping from error classes to Verdict, not {shown(rules)}")
+        raise TypeError(f"failure_rules must be a mapping of error classes to FailureVerdict, got {shown(rules)}")
     for kind, verdict in rules.items():
         if not (isinstance(kind, type) and issubclass(kind, MessagingError) and isinstance(verdict, FailureVerdict)):
             raise TypeError(
-                f"failure_rules maps classes of MessagingError to Verdict, not {kind!r:.50} to {verdict!r:.50}"
+                "failure_rules must map subclasses of MessagingError to FailureVerdict, got "
+                f"{kind!r:.50}: {verdict!r:.50}"
             )

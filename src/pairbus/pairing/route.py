@@ -45,7 +45,7 @@ class Until:
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("this works in a task")
+            raise RuntimeError("no current task: use this context manager in an asyncio task")
         self._task = task
         self._cancelling = task.cancelling()
         self._future.add_done_callback(self._cancel)
@@ -201,7 +201,7 @@ class PairedRoute:
         if properties and not RESERVED.isdisjoint(properties):
             names = ", ".join(sorted(RESERVED.intersection(properties)))
             raise InvalidMessageError(
-                f"the application property {names} is the backlog's own; a paired sender cannot send it",
+                f"application properties reserved for the backlog: {names}; a paired sender must not set them",
                 entity=self._path,
             )
         if len(payload) > self._safe_bytes:
@@ -268,9 +268,9 @@ class PairedRoute:
                     entity=self._path,
                     failure=failure,
                     started_s=started_s,
-                    limits_itself=True,
-                    hurry=self._entity_link.reached,
-                    insists=entity.counts,  # an error that counts may lead to a failover
+                    has_own_timeout=True,
+                    reconnected=self._entity_link.reached,
+                    retry_anyway=entity.counts,  # an error that counts may lead to a failover
                 )
                 return True
         except MessagingError as error:

@@ -240,10 +240,10 @@ class SessionOrder:
             self._unreadable.discard(index)
         elif index not in self._unreadable:
             self._unreadable.add(index)
-            _log.warning('scan of a backlog queue failed, retrying queue=%s error="%s"', self._queues[index], error)
+            _log.warning('scan of a backlog queue failed, retrying entity=%s error="%s"', self._queues[index], error)
 
     def _log_unexpected(self, index: int) -> None:
-        _log.exception("scan of a backlog queue failed unexpectedly, retrying queue=%s", self._queues[index])
+        _log.exception("scan of a backlog queue failed unexpectedly, retrying entity=%s", self._queues[index])
 
     async def _release_or_hold(self, index: int) -> None:
         """Release the sessions that have no messages in a queue any more; hold those with a steady flow of new ones."""
@@ -335,7 +335,9 @@ class SessionOrder:
         except TimeoutError as error:
             if isinstance(error, MessagingError):
                 raise
-            raise MessagingTimeoutError(f"not within {_PEEK_S:g} s", entity=self._queues[index]) from error
+            raise MessagingTimeoutError(
+                f"peek of the backlog queue got no answer within {_PEEK_S:g} s", entity=self._queues[index]
+            ) from error
 
     async def close(self) -> None:
         self._is_closed = True

@@ -95,7 +95,7 @@ class PairStatus:
         yield from _metric(
             "pairbus_pair_entity_since_seconds",
             "gauge",
-            "Since when, as a Unix time",
+            "Unix time of the last change of the state",
             [({"entity": one.path}, one.since.timestamp()) for one in self.entities],
         )
         for name, help_text, values in (
@@ -104,8 +104,8 @@ class PairStatus:
                 "Attempts that counted against an entity",
                 [(one.path, one.failures) for one in self.entities],
             ),
-            ("diverted", "Messages that went to the backlog", [(one.path, one.diverted) for one in self.entities]),
-            ("pings", "Pings", [(one.path, one.pings) for one in self.entities]),
+            ("diverted", "Messages diverted to the backlog", [(one.path, one.diverted) for one in self.entities]),
+            ("pings", "Pings sent", [(one.path, one.pings) for one in self.entities]),
         ):
             samples: list[tuple[dict[str, str], float]] = [({"entity": path}, value) for path, value in values]
             yield from _metric(f"pairbus_pair_{name}_total", "counter", help_text, samples)
@@ -118,14 +118,14 @@ class PairStatus:
         yield from _metric(
             "pairbus_pair_backlog_queue_recreated_total",
             "counter",
-            "How often this pair has created a deleted backlog queue again",
+            "Deleted backlog queues that this pair has created again",
             [({"queue": one.path}, one.recreated) for one in self.backlog_queues],
         )
         if depth:
             yield from _metric(
                 "pairbus_pair_backlog_messages",
                 "gauge",
-                "Messages that lie in a backlog queue",
+                "Messages in a backlog queue",
                 [({"queue": path}, count) for path, count in depth.items()],
             )
         if self.syphon is not None:
@@ -133,7 +133,7 @@ class PairStatus:
 
     def _syphon_metrics(self, syphon: SyphonStatus) -> Iterator[str]:
         for name, help_text, value in (
-            ("receives", "How often a backlog queue was asked for messages", syphon.receives),
+            ("receives", "Receive requests to backlog queues", syphon.receives),
             ("messages", "Messages delivered from the backlog", syphon.syphoned),
             ("dead_lettered", "Messages that can never be delivered", syphon.dead_lettered),
         ):

@@ -34,7 +34,6 @@ from pairbus.broker import (
 from pairbus.broker.descriptions import KIND_OF
 from pairbus.server.declaration import Declaration, declared_entities
 from pairbus.server.errors import UnauthorizedError, refusal_of
-from pairbus.server.log_context import LogValue
 from pairbus.server.settings import SETTINGS, Settings
 from pairbus.store.rotating_log import RotatingLog
 
@@ -86,9 +85,9 @@ class AuditAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """Who did something, and from where. The settings at the start are an actor without a peer."""
+    """The origin of an action: key, peer and protocol. The settings at the start are an actor without a peer."""
 
-    who: str = ""
+    key_name: str = ""
     """The name of the key, or the subject of a token."""
 
     rights: tuple[str, ...] = ()
@@ -100,11 +99,11 @@ class Actor:
 
 
 NOBODY: Final = Actor()
-SETTINGS_ACTOR: Final = Actor(who="settings", protocol="start")
+SETTINGS_ACTOR: Final = Actor(key_name="settings", protocol="start")
 
 
 class KeyChange(NamedTuple):
-    """What happened to a key."""
+    """A change of a key."""
 
     action: AuditAction
     name: str
@@ -201,7 +200,7 @@ class AuditWriter:
         self.written_count = 0
         self.lost_count = 0
         self.error: Exception | None = None
-        """Why lines cannot be written at present."""
+        """The error for which lines cannot be written at present."""
         self._thread = self._started_thread()
 
     def _started_thread(self) -> Thread:
@@ -261,7 +260,7 @@ class AuditWriter:
     def _fail(self, error: Exception) -> bool:
         """Log the first failure, and wait before the next attempt; return whether to make one."""
         if self.error is None:
-            _log.error("audit log failed, retrying path=%s error=%s", self._files.path, LogValue(error))
+            _log.error('audit log failed, retrying path=%s error="%s"', self._files.path, error)
         self.error = error
         with self._changed:
             return not self._changed.wait_for(lambda: self._is_closing, _RETRY_S)
@@ -273,7 +272,7 @@ class AuditWriter:
             self._unreported -= lost
         self.written_count += count
         if self.error is not None:
-            _log.warning("audit log works again path=%s lost=%d", self._files.path, lost)
+            _log.warning("audit log recovered path=%s lost=%d", self._files.path, lost)
             self.error = None
 
 
@@ -373,8 +372,12 @@ def _outcome(error: Exception | None) -> dict[str, object]:
     return {"result": result, "condition": refusal_of(error).condition}
 
 
+_KEYS: Final = {"key_name": "who"}
+"""The keys of the log that are not the names of the fields."""
+
+
 def _actor(actor: Actor) -> dict[str, object]:
-    return {each.name: getattr(actor, each.name) for each in fields(Actor)}
+    return {_KEYS.get(each.name, each.name): getattr(actor, each.name) for each in fields(Actor)}
 
 
 def _plain(value: object) -> object:

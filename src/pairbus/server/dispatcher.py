@@ -89,7 +89,7 @@ class Dispatcher:
         self._served: set[Address | bytes] = set()
         """Entities, and tokens of held sessions, that were served since the last check."""
         self._unserved: set[Address | bytes] = set()
-        """Those that should have been served by then."""
+        """Entities and tokens that should have been served by then."""
         host.on_woken.add(self._guarded(self.serve))
         host.on_notice.add(self._guarded(self._notice))
         host.on_rebuilt.add(self._guarded(self._rebuilt))

@@ -145,7 +145,7 @@ class EventLedger(Protocol):
     @property
     def status(self) -> LedgerStatus: ...
 
-    def write_lives(self, lives: Sequence[LifecycleEvent]) -> int: ...
+    def write_events(self, events: Sequence[LifecycleEvent]) -> int: ...
 
 
 class Spill:
@@ -169,8 +169,8 @@ class Spill:
         self._started_s = clock()
         self._waited_s = 0.0
 
-    def __call__(self, lives: Sequence[LifecycleEvent]) -> None:
-        self._ledger.write_lives(lives)
+    def __call__(self, events: Sequence[LifecycleEvent]) -> None:
+        self._ledger.write_events(events)
         now_s = self._clock()
         worked_s = now_s - self._started_s - self._waited_s
         end_s = now_s + _WAIT_S + worked_s - self._waited_s
@@ -180,7 +180,7 @@ class Spill:
 
     def _is_behind(self) -> bool:
         status = self._ledger.status
-        return status.error is None and status.lives_waiting > self._max_waiting
+        return status.error is None and status.events_waiting > self._max_waiting
 
 
 def _destination_of(body: bytes) -> tuple[str | None, str | None]:

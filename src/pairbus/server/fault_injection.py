@@ -34,7 +34,7 @@ def log_fault(event: FaultEvent, fault: Fault, origin: Actor, namespace: str) ->
         fault.kind,
         "namespace" if fault.scope is None else fault.scope,
         "".join(f" {name}={value}" for name, value in fault.arguments().items()),
-        origin.who,
+        origin.key_name,
         origin.peer,
     )
 
@@ -126,7 +126,7 @@ class FaultEffects:
             **fault.arguments(),
         )
         if self._services.meter is not None:
-            self._services.meter.record_fault(fault.scope, _ledger_text(event, fault), origin.who)
+            self._services.meter.record_fault(fault.scope, _ledger_text(event, fault), origin.key_name)
         if self._faults.store_trouble(self._host.now_ms()) is not StoreTrouble.STALL:
             self._store.resume()
         self._plan()

@@ -122,7 +122,7 @@ class Fault:
             **self.request.document(),
             "engaged_at": _instant(self.engaged_ms),
             "until": None if self.until_ms is None else _instant(self.until_ms),
-            "key": self.origin.who,
+            "key": self.origin.key_name,
             "peer": self.origin.peer,
         }
 

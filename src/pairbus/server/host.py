@@ -554,9 +554,9 @@ class NamespaceHost(HostEvents):
         problem = None if trouble is None else trouble.problem
         if trouble is not None and problem != self._trouble:
             error = "" if trouble.error is None else f' error="{trouble.error}"'
-            _log.error('storage in trouble namespace=%s reason="%s"%s', self.name, problem, error)
+            _log.error('storage failed namespace=%s reason="%s"%s', self.name, problem, error)
         elif trouble is None and self._trouble is not None:
-            _log.warning("storage works again namespace=%s", self.name)
+            _log.warning("storage recovered namespace=%s", self.name)
             if self.side_buffer is not None:
                 self.side_buffer.hurry()
         self._trouble = problem

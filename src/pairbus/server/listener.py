@@ -234,7 +234,7 @@ MakeProtocol = Callable[[bool], asyncio.Protocol]
 """Creates the protocol of a connection; the argument is true with TLS."""
 
 
-_HINT: Final = " (does it trust our certificate? 'pairbus trust' says how)"
+_HINT: Final = ' hint="the client may not trust the certificate, see pairbus trust"'
 
 
 class ListenError(OSError):
@@ -480,7 +480,7 @@ class Listener:
             accepted.close()
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
             reason = str(error) or ("evicted" if isinstance(error, asyncio.CancelledError) else "closed by the peer")
-            _log.info("handshake failed peer=%s error=%s%s", peer, reason, _HINT if secure else "")
+            _log.info('handshake failed peer=%s error="%s"%s', peer, reason, _HINT if secure else "")
             accepted.close()
 
     async def _connect(

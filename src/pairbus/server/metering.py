@@ -153,13 +153,13 @@ class OperationMeter:
         """Count operations that are durable already, regardless of the next commit."""
         self._keep(account, counts)
 
-    def record_fault(self, scope: Address | None, change: str, who: str) -> None:
+    def record_fault(self, scope: Address | None, change: str, key_name: str) -> None:
         """Record a change of an injected fault at an entity, or at the namespace, in a row without counts.
 
         It does not wait for a commit: the fault may be that commits fail.
         """
         entity = "" if scope is None else path_of_address(scope)
-        key = OperationKey(OperationKind.FAULT, Stage.DIRECT, entity, change, who)
+        key = OperationKey(OperationKind.FAULT, Stage.DIRECT, entity, change, key_name)
         self._ledger.write_operations(self._host.now_ms() // _SECOND_MS * _SECOND_MS, [(key, OperationCounts())], 0)
 
     def seal(self) -> None:
@@ -255,11 +255,11 @@ class OperationMeter:
 class SendMeter:
     """Counts the messages that arrive on a link."""
 
-    def __init__(self, meter: OperationMeter, address: Address, who: str, *, from_syphon: bool) -> None:
+    def __init__(self, meter: OperationMeter, address: Address, key_name: str, *, from_syphon: bool) -> None:
         entity = path_of_address(address)
         stage = Stage.BACKLOG if is_backlog_path(entity) else Stage.SYPHON if from_syphon else Stage.DIRECT
         self._meter = meter
-        self._key = OperationKey(OperationKind.SEND, stage, entity, SUCCEEDED, who)
+        self._key = OperationKey(OperationKind.SEND, stage, entity, SUCCEEDED, key_name)
         self._sent = meter.account(self._key)
         self._pings = meter.account(self._key._replace(stage=Stage.PING))
         self._refused: dict[str, OperationAccount] = {}
@@ -286,10 +286,12 @@ class SendMeter:
 class ReceiveMeter:
     """Counts the messages that are delivered on a link, and their settlements."""
 
-    def __init__(self, meter: OperationMeter, address: Address, who: str) -> None:
+    def __init__(self, meter: OperationMeter, address: Address, key_name: str) -> None:
         entity = path_of_address(address)
         is_backlog = is_backlog_path(entity)
-        key = OperationKey(OperationKind.RECEIVE, Stage.SYPHON if is_backlog else Stage.DIRECT, entity, SUCCEEDED, who)
+        key = OperationKey(
+            OperationKind.RECEIVE, Stage.SYPHON if is_backlog else Stage.DIRECT, entity, SUCCEEDED, key_name
+        )
         self._given = meter.account(key)
         self._returned = self._given if is_backlog else meter.account(key._replace(stage=Stage.RETURNED))
         idle = Stage.IDLE if is_backlog else Stage.DIRECT

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
-from pairbus.ledger.events import EventRange, LedgerEvent, LifecycleEvent, Stage, extent_of, pack_lives, unpack_lives
+from pairbus.ledger.events import EventRange, LedgerEvent, LifecycleEvent, Stage, extent_of, pack_events, unpack_events
 from pairbus.server.event_recorder import LARGEST_ORDINAL, EventRecorder, start_of
 from pairbus.store import StoreError
 
@@ -51,9 +51,9 @@ class OutboxLedger(Protocol):
     def hand_overs_written(self) -> int: ...
 
     @property
-    def lives_room(self) -> int: ...
+    def event_room(self) -> int: ...
 
-    def write_lives(self, lives: Sequence[LifecycleEvent]) -> int: ...
+    def write_events(self, events: Sequence[LifecycleEvent]) -> int: ...
 
     def ordinals_from(self, first: LifecycleEvent) -> AbstractSet[int]: ...
 
@@ -61,7 +61,7 @@ class OutboxLedger(Protocol):
 class OutboxBatch(NamedTuple):
     """The events of one commit."""
 
-    lives: Sequence[LifecycleEvent]
+    events: Sequence[LifecycleEvent]
     number: int | None
     """Number of its entry in the store, if it has one."""
 
@@ -178,26 +178,26 @@ class Outbox:
 
     def seal(self) -> OutboxBatch | None:
         """Store the events since the last commit with the one that begins."""
-        lives = self._recorder.take()
-        return self._put(lives) if lives else None
+        events = self._recorder.take()
+        return self._put(events) if events else None
 
-    def _put(self, lives: Sequence[LifecycleEvent]) -> OutboxBatch:
+    def _put(self, events: Sequence[LifecycleEvent]) -> OutboxBatch:
         """Store events, or a mark if there is no room for them."""
-        kept = [life for life in lives if life.event not in _NOT_STORED]
+        kept = [event for event in events if event.event not in _NOT_STORED]
         if not kept:
-            return OutboxBatch(lives, None)
+            return OutboxBatch(events, None)
         number = kept[-1].ordinal
         if self._bytes < self._max_bytes:
             carried = self._carried
-            content = pack_lives([*carried, *kept])
+            content = pack_events([*carried, *kept])
             if self._store.put_in_outbox(number, content):
                 self._bytes += len(content)
                 self._carried = []
-                return OutboxBatch(lives, number, content, carried=carried)
+                return OutboxBatch(events, number, content, carried=carried)
         if self._mark(number, len(kept)):
-            return OutboxBatch(lives, number, unkept=len(kept))
+            return OutboxBatch(events, number, unkept=len(kept))
         self._carried = [*self._carried, *kept][-_MAX_CARRIED:]
-        return OutboxBatch(lives, None)
+        return OutboxBatch(events, None)
 
     def _mark(self, number: int, count: int) -> bool:
         """Store a mark that replaces the earlier ones, with an upper bound of its events; return whether it fits."""
@@ -215,8 +215,8 @@ class Outbox:
             self._ready.append(batch)
             return
         self._bytes -= len(batch.content)
-        undone = {life.ordinal for life in batch.lives}
-        self._carried = [life for life in (*batch.carried, *self._carried) if life.ordinal not in undone]
+        undone = {event.ordinal for event in batch.events}
+        self._carried = [event for event in (*batch.carried, *self._carried) if event.ordinal not in undone]
         if batch.unkept:
             self._unkept -= batch.unkept
             self._marks = self._marks[:-1]  # the one before it is still there
@@ -224,10 +224,10 @@ class Outbox:
     def hand_over(self) -> None:
         """Hand over durable events as far as the ledger has room, and remove the entries that it has written."""
         ready, self._ready = self._ready, []
-        count = sum(len(batch.lives) for batch in ready)
+        count = sum(len(batch.events) for batch in ready)
         budget = max(_MAX_CATCH_UP, 2 * (count + _EVENTS_PER_ENTRY * len(ready)))  # else it never catches up under load
-        if self._deferred or count > self._ledger.lives_room:
-            ready = [rest for rest in map(self._defer, ready) if rest.lives]
+        if self._deferred or count > self._ledger.event_room:
+            ready = [rest for rest in map(self._defer, ready) if rest.events]
         if ready:
             self._write(ready)
         self._catch_up(budget)
@@ -239,34 +239,34 @@ class Outbox:
             return batch
         self._deferred.append((batch.number, batch.content))
         if batch.carried:
-            self._recorded[batch.number] = {life.ordinal for life in batch.carried}
-        return OutboxBatch([life for life in batch.lives if life.event in _NOT_STORED], None)
+            self._recorded[batch.number] = {event.ordinal for event in batch.carried}
+        return OutboxBatch([event for event in batch.events if event.event in _NOT_STORED], None)
 
     def _catch_up(self, budget: int) -> None:
         """Hand over deferred entries, as far as the ledger has room, up to a budget in events."""
-        room = self._ledger.lives_room
+        room = self._ledger.event_room
         taken: list[OutboxBatch] = []
         count = 0
         while self._deferred and count < room and count + _EVENTS_PER_ENTRY * len(taken) < budget:
             number, content = self._deferred.popleft()
             recorded = self._recorded.pop(number, frozenset())
-            lives = [life for life in self._unpacked(number, content) if life.ordinal not in recorded]
-            taken.append(OutboxBatch(lives, number, content))
-            count += len(lives)
+            events = [event for event in self._unpacked(number, content) if event.ordinal not in recorded]
+            taken.append(OutboxBatch(events, number, content))
+            count += len(events)
         if taken:
             self._write(taken)
 
     def _write(self, batches: Sequence[OutboxBatch]) -> None:
-        lives = [*chain.from_iterable(batch.lives for batch in batches)]
+        events = [*chain.from_iterable(batch.events for batch in batches)]
         marks = [batch.number for batch in batches if batch.unkept]
         numbers = [batch.number for batch in batches if not batch.unkept] + marks[-1:]
         self._handed_over.append(
             HandOver(
-                self._ledger.write_lives(lives) if lives else 0,
+                self._ledger.write_events(events) if events else 0,
                 [number for number in numbers if number is not None],
                 sum(len(batch.content) for batch in batches),
                 sum(batch.unkept for batch in batches),
-                max((life.ordinal for life in lives), default=0) if self._carried else 0,
+                max((event.ordinal for event in events), default=0) if self._carried else 0,
             )
         )
 
@@ -282,19 +282,19 @@ class Outbox:
             self._bytes -= done.size
             self._unkept -= done.unkept
             if self._carried:
-                self._carried = [life for life in self._carried if life.ordinal > done.last]
+                self._carried = [event for event in self._carried if event.ordinal > done.last]
 
     def _unpacked(self, number: int, content: bytes) -> list[LifecycleEvent]:
         """Return the events of an entry. A mark, and what cannot be read or written, becomes a gap."""
         fits = number <= LARGEST_ORDINAL
         try:
-            lives = [] if _is_mark(content) else unpack_lives(content)
+            events = [] if _is_mark(content) else unpack_events(content)
         except ValueError as error:
             _log.warning('outbox entry unreadable, recorded as a gap number=%d error="%s"', number, error)
             return [_gap(number if fits else 0, 1, self._gaps_ms)]
-        if lives and fits:
-            return lives
-        return [_gap(number if fits else 0, len(lives) or _count_of(content), self._gaps_ms)]
+        if events and fits:
+            return events
+        return [_gap(number if fits else 0, len(events) or _count_of(content), self._gaps_ms)]
 
 
 def _is_mark(content: bytes) -> bool:

@@ -71,7 +71,7 @@ BY_ADDRESS: Final = LoginRate(100, 10)
 
 
 class _Counted(NamedTuple):
-    """What failures are counted for."""
+    """The key under which failures are counted."""
 
     address: str
     key: str | None = None

@@ -31,7 +31,7 @@ class ScrubPace:
     def __init__(self, period_s: float, now_s: float) -> None:
         self._period_s = period_s
         self._due_s = now_s
-        """When the next slice is to be read."""
+        """Time of the next slice."""
 
     def pause_s(self, read_share: float, now_s: float) -> float:
         """Return how long to wait after a slice, which was some share of the file."""
@@ -60,7 +60,7 @@ class Scrubber:
         """Share of the current pass that is done, about."""
 
         self.last_pass_ms = 0
-        """When the last complete pass ended; 0 if none did."""
+        """End of the last complete pass; 0 if there was none."""
 
     def start(self) -> None:
         """Begin the first pass, or begin again, unless scrubbing is off."""

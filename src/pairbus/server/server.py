@@ -53,7 +53,7 @@ from pairbus.server.http.metrics import (
     Metrics,
     StorageMetrics,
     StorageReading,
-    StrangerMetrics,
+    UnprovenConnectionMetrics,
 )
 from pairbus.server.http.protocol import HttpProtocol, StreamingWebSocket
 from pairbus.server.index_check import IndexCheck
@@ -128,7 +128,7 @@ class NamespaceServer:
         self._closing = _Closing(settings.drain_s)
         self._parts: _Parts | None = None
         self._ledger: Ledger | None = None
-        self._lives: EventRecorder | None = None
+        self._recorder: EventRecorder | None = None
         self._scrubber: Scrubber | None = None
         self._index_check: IndexCheck | None = None
         self._signing_keys: SigningKeys | None = None
@@ -199,7 +199,7 @@ class NamespaceServer:
                 self._closing = _Closing(self.settings.drain_s)
                 raise
             self._resources = stack.pop_all()
-        _log.info("server started name=%s ports=%s", self.settings.name, ",".join(map(str, self.ports)))
+        _log.info("server started namespace=%s ports=%s", self.settings.name, ",".join(map(str, self.ports)))
 
     async def stop(self) -> None:
         """Confirm what has arrived, close all connections, and close the store. Stopping twice is allowed.
@@ -221,7 +221,7 @@ class NamespaceServer:
         finally:
             if closing.given_up:
                 raise self._given_up(closing)
-        _log.info("server stopped name=%s", self.settings.name)
+        _log.info("server stopped namespace=%s", self.settings.name)
 
     def _given_up(self, closing: _Closing) -> StopTimeoutError:
         """Log the parts that a stop has abandoned, and return the error."""
@@ -412,18 +412,18 @@ class NamespaceServer:
         ledger = Ledger.open(settings.ledger, settings.name)
         self._close_at_stop(stack, "ledger", partial(_close_ledger, ledger))
         if settings.ledger_lives:
-            self._lives = EventRecorder(path_of_address, self._clock(), Spill(ledger))
+            self._recorder = EventRecorder(path_of_address, self._clock(), Spill(ledger))
         return ledger
 
     def _open_meter(
         self, stack: AsyncExitStack, ledger: Ledger, host: NamespaceHost, counters: Counters
     ) -> OperationMeter:
         outbox = None
-        if self._lives is not None:
-            self._lives.settle_in()
-            self._lives.now_ms = host.seen_ms
+        if self._recorder is not None:
+            self._recorder.settle_in()
+            self._recorder.now_ms = host.seen_ms
             most_bytes = min(MOST_BYTES, self.settings.max_store_bytes // 16)
-            outbox = Outbox(self._lives, host, ledger, most_bytes)
+            outbox = Outbox(self._recorder, host, ledger, most_bytes)
             outbox.replay(self._clock())
         meter = OperationMeter(ledger, host, counters, outbox)
         stack.callback(meter.close)
@@ -431,7 +431,7 @@ class NamespaceServer:
 
     def _open_namespace(self) -> NamespaceHost:
         settings = self.settings
-        self._traffic = EntityTraffic(settings.max_entity_metrics, self._lives)
+        self._traffic = EntityTraffic(settings.max_entity_metrics, self._recorder)
         loop = asyncio.get_running_loop()
         committer = GroupCommitter.open(
             settings.data,
@@ -439,12 +439,12 @@ class NamespaceServer:
             self._clock(),
             wake=loop.call_soon_threadsafe,
             max_bytes=settings.max_store_bytes,
-            recovering=self._begin_lives,
+            recovering=self._begin_recording,
             wrap_store=self._wrap_store,
         )
         recovery = committer.recovery
         _log.info(
-            "namespace opened name=%s entities=%d messages=%d damaged=%d quarantined=%d",
+            "namespace opened namespace=%s entities=%d messages=%d damaged=%d quarantined=%d",
             settings.name,
             recovery.entities,
             recovery.messages,
@@ -491,14 +491,14 @@ class NamespaceServer:
             event_sink=self._traffic,
         )
 
-    def _begin_lives(self, last: int) -> None:
-        if self._lives is not None:
-            self._lives.begin(last)
+    def _begin_recording(self, last: int) -> None:
+        if self._recorder is not None:
+            self._recorder.begin(last)
 
     async def _jwt(self, stack: AsyncExitStack) -> VerifyJwt | None:
         settings = self.settings
         if settings.allow_any_jwt:
-            _log.warning("ANY BEARER TOKEN IS ACCEPTED WITH ALL RIGHTS: allow_any_jwt is for development only")
+            _log.warning("token verification disabled setting=allow_any_jwt namespace=%s", settings.name)
             return allow_any
         if settings.jwt_keys is None or settings.jwt_issuer is None:
             if settings.jwt_keys or settings.jwt_issuer or settings.jwt_audience:
@@ -529,7 +529,7 @@ class NamespaceServer:
         metrics.registry.register(StorageMetrics(partial(_storage_reading, host, self._scrubber)))
         metrics.registry.register(AuditMetrics(host.audit))
         metrics.registry.register(
-            StrangerMetrics(services.unproven, services.turns, services.addresses, services.guesses)
+            UnprovenConnectionMetrics(services.unproven, services.turns, services.addresses, services.guesses)
         )
         metrics.registry.register(ComponentMetrics(services.supervisor, services.watchdog))
         buffer = host.side_buffer
@@ -690,7 +690,7 @@ class _Parts:
             async with asyncio.timeout(closing.left_s):
                 await services.host.durable()
         except StoreError as error:
-            _log.error('last writes failed name=%s error="%s"', services.host.name, error)
+            _log.error('last writes failed namespace=%s error="%s"', services.host.name, error)
         except TimeoutError:  # if it cannot be written in the end, that is logged then
             pass
         if services.host.side_buffer is not None:  # the side buffer may have stored it instead

@@ -128,7 +128,8 @@ class Settings:
         default=None, metadata=_about("file or https address of the keys (JWKS) that sign JSON web tokens")
     )
     allow_any_jwt: bool = field(
-        default=False, metadata=_about("accept every JSON web token, whoever signed it; for development only")
+        default=False,
+        metadata=_about("accept every JSON web token, without checking its signature; for development only"),
     )
     idle_timeout_s: int = field(
         default=240,

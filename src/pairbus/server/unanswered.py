@@ -10,7 +10,7 @@ from pairbus.broker import Address, NewMessage
 from pairbus.store import CommitId
 
 KEPT_S: Final = 600.0
-"""How long sends are remembered after the trouble: clients wait 10 seconds and more before they retry."""
+"""Time for which sends are remembered after the trouble: clients wait 10 seconds and more before they retry."""
 
 _MAX_SENDS: Final = 100_000
 

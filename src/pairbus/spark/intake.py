@@ -109,7 +109,7 @@ class LockedReceiver:
         """The messages of a batch that is not committed yet."""
 
         self._planned: dict[int, LockedMessage] = {}
-        """Those of them that are locked by this receiver."""
+        """The messages that are locked by this receiver."""
 
         self._largest_bytes = 0
         """Size of the largest of the last messages; 0 before the first message."""
@@ -178,7 +178,7 @@ class LockedReceiver:
         """Check that a missing entity exists again: a receive would notice only with the first message."""
         await self._receiver.peek(1, 0)
         self.is_missing = False
-        _log.info("entity found again path=%s", self.path)
+        _log.info("entity found again entity=%s", self.path)
 
     @property
     def _has_more(self) -> bool:

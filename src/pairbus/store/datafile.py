@@ -107,7 +107,7 @@ GROW_WITHIN_S: Final = 0.25
 """Timeout for growing the file, which takes milliseconds. The event loop waits for it."""
 
 BEYOND_LAST_PAGE_BYTES: Final = 256 * 1024
-"""How far behind the last page the file has to be readable: LMDB's offsets in a damaged page reach no further."""
+"""The bytes behind the last page that must be readable: LMDB's offsets in a damaged page reach no further."""
 
 _KEPT_PAGES: Final = 64
 """Most pages whose content is kept in memory."""
@@ -117,7 +117,7 @@ _KEPT_BACK_BYTES: Final = 16 * MEBIBYTE
 
 
 _Kept: TypeAlias = tuple[str, int, bytes]
-"""What a page is, its position in the file, and its content."""
+"""A page with its kind, its position in the file, and its content."""
 
 
 class DataFile:

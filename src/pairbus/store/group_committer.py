@@ -58,7 +58,7 @@ COMMIT_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 """Upper bounds of the durations by which commits are counted, in seconds."""
 
 REST_AFTER_S: Final = 0.01
-"""Time without a commit after which the store is told so."""
+"""Time without a commit after which the commit thread calls ``rest``."""
 
 MOST_REBUILDS: Final = 3
 REBUILD_WINDOW_MS: Final = 600_000
@@ -169,7 +169,7 @@ class CommitThreadState:
         """Returns the damage for which the file has to be rebuilt."""
 
         self._rebuilt_ms: deque[int] = deque(maxlen=MOST_REBUILDS)
-        """When the file was rebuilt last."""
+        """Time of the last rebuild of the file."""
 
         self._known: Callable[[], KnownState] | None = None
         """Returns what the memory of the reverted namespace knows about the store."""
@@ -224,7 +224,7 @@ class CommitThreadState:
 
 
 class CommitHooks:
-    """What the owner of a committer is called for."""
+    """The callbacks of a committer to its owner."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -390,8 +390,8 @@ class GroupCommitter(CommitHooks, CommitThreadState):
     def restart_thread(self) -> None:
         """Start another commit thread, if it has ended. It runs the task that the old one had in hand.
 
-        If that was a commit that had begun, it is refused, and the namespace is read from the store again, which says
-        whether the commit has succeeded. If the namespace was being read, that starts again.
+        If that was a commit that had begun, the commit is refused, and the namespace is read from the store again,
+        which shows whether the commit has succeeded. If the namespace was being read, that starts again.
         """
         if not self.has_lost_thread:
             return

@@ -53,7 +53,7 @@ _MOST_FENCED: Final = 8
 """Number of damaged ranges that are fenced before the file is rebuilt: many damaged pages suggest more."""
 
 CHECKED_S: Final = 0.1
-"""How long the pages of a range of keys count as sound after they were checked."""
+"""Time for which the pages of a range of keys count as sound after a check."""
 
 _DAMAGE: Final = (
     lmdb.CorruptedError,

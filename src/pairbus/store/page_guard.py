@@ -365,9 +365,9 @@ class KeyRanges:
 
 
 class RecentlySound:
-    """Ranges of keys whose pages were checked a moment ago: LMDB alone has written newer versions of them since.
+    """Ranges of keys whose pages were checked recently, and were written since then by LMDB only.
 
-    A branch has hundreds of nodes, and every commit writes it anew.
+    A branch page has hundreds of nodes, and every commit rewrites it.
     """
 
     def __init__(self) -> None:

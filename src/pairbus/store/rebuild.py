@@ -37,7 +37,7 @@ class Rebuild(NamedTuple):
     """The result of rebuilding a data file."""
 
     reason: str
-    """Why it was rebuilt."""
+    """The reason of the rebuild."""
 
     records: int
     """Number of records of all kinds that the new file has."""

@@ -65,7 +65,7 @@ class LostMessage:
 
 @dataclass(slots=True, kw_only=True)
 class EntityRepair:
-    """How many messages of a queue or subscription were copied and lost, its dead letters apart."""
+    """Numbers of copied and lost messages of a queue or subscription; dead letters are counted separately."""
 
     entity: str
     copied: int = 0

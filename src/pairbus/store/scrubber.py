@@ -17,7 +17,7 @@ class ScrubSlice(NamedTuple):
     """The result of reading a slice."""
 
     next_key: bytes | None
-    """Where the next slice begins; ``None`` at the end."""
+    """The first key of the next slice; ``None`` at the end."""
 
     records: int
     size_bytes: int

@@ -16,7 +16,7 @@ from pairbus.server.host import NamespaceHost
 
 T = TypeVar("T")
 
-_ORIGIN: Final = Actor(who="pairbus.testing")
+_ORIGIN: Final = Actor(key_name="pairbus.testing")
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 

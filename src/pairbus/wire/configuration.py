@@ -92,12 +92,12 @@ class Configuration:
 
     def __post_init__(self) -> None:
         if not isinstance(self.container_id, str) or not self.container_id:
-            raise ValueError(f"container_id is {self.container_id!r}; it must be a name")
+            raise ValueError(f"container_id must be a non-empty string, got {self.container_id!r}")
         if not (self.hostname is None or isinstance(self.hostname, str)):
-            raise ValueError(f"hostname is {self.hostname!r}; it must be a name or None")
+            raise ValueError(f"hostname must be a string or None, got {self.hostname!r}")
         for name, low, high in _BOUNDS:
             value = getattr(self, name)
             if name == "idle_time_out_ms" and value is None:
                 continue
             if not isinstance(value, int) or not low <= value <= high:
-                raise ValueError(f"{name} is {value!r}; it must be between {low} and {high}")
+                raise ValueError(f"{name} must be an integer from {low} to {high}, got {value!r}")

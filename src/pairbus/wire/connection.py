@@ -316,7 +316,7 @@ class Connection(Host):
         if self._exchange is not None:
             return (AMQP_HEADER,) if self._exchange.state is SaslState.DONE else (SASL_HEADER,)
         if isinstance(self._sasl, SaslClient):
-            raise IllegalStateError("the peer speaks before we have opened")
+            raise IllegalStateError("the peer sent a protocol header before the client did")
         if isinstance(self._sasl, SaslServer):
             return (SASL_HEADER,) if self._sasl.required else (SASL_HEADER, AMQP_HEADER)
         return (AMQP_HEADER,)
@@ -435,7 +435,9 @@ class Connection(Host):
         else:
             answered = self.sessions.get(performative.remote_channel)
             if answered is None or answered.remote is not SessionState.UNMAPPED:
-                raise InvalidFieldError(f"begin answers channel {performative.remote_channel}, which asked nothing")
+                raise InvalidFieldError(
+                    f"begin refers to channel {performative.remote_channel}, which has no pending begin"
+                )
             session = answered
         self._remote_sessions[channel] = session
         session.receive_begin(channel, performative)
@@ -521,7 +523,7 @@ def _encode_open(configuration: Configuration) -> bytes:
     )
     # Until the peer has opened, only the standard's minimum frame size is safe.
     if len(performative) > _LOWEST_MAX_FRAME_SIZE - HEADER_SIZE:
-        raise FrameTooLargeError(f"the configuration makes an open of {len(performative)} bytes; 504 are safe")
+        raise FrameTooLargeError(f"the open frame has {len(performative)} bytes with this configuration; 504 are safe")
     return performative
 
 

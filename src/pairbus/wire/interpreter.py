@@ -1,4 +1,4 @@
-"""What compiled code has to ask the interpreter for; this module is never compiled itself."""
+"""Calls of compiled code into the interpreter; this module itself is never compiled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from __future__ import annotations
 def give_way() -> None:
     """Let another thread run if one waits.
 
-    The interpreter changes threads at the start of a function, and compiled functions are none to it: without this
-    call, a thread that decodes a large value would stop all others until it is done.
+    The interpreter switches threads when a Python function starts, and compiled functions do not count: without this
+    call, a thread that decodes a large value would block all others until it is done.
     """

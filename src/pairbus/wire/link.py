@@ -461,7 +461,7 @@ class Link:
 
     def _start(self, transfer: Transfer) -> _Partial:
         if self.role == SENDER:
-            raise TransferDirectionError(f"{self.name!r} is ours to send on")
+            raise TransferDirectionError(f"transfer on link {self.name!r}, on which the peer is the receiver")
         if transfer.delivery_id is None or transfer.delivery_tag is None:
             raise TransferSequenceError("the first transfer of a delivery lacks its delivery-id or delivery-tag")
         if transfer.resume:

@@ -127,7 +127,7 @@ class SaslExchange:
                     raise AuthenticationError(f"the peer refused {client.mechanism} with {performative.code.name}")
                 return Authenticated(client.mechanism, client.initial_response)
             case _:
-                raise IllegalStateError(f"{type(performative).__name__} is not the peer's to send")
+                raise IllegalStateError(f"the peer must not send {type(performative).__name__}")
         return None
 
     def _judge(self, server: SaslServer, response: bytes) -> Authenticated | None:

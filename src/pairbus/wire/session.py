@@ -505,12 +505,12 @@ class Session(Carrier):
         """Count a transfer frame; return its link, or ``None`` if we have detached that link."""
         window = self._incoming_window - 1
         if window < 0 and self._strict:
-            raise WindowViolationError("more transfers than the incoming window has room for")
+            raise WindowViolationError("the peer sent more transfers than the incoming window allows")
         self._incoming_window = window
         self._next_incoming_id = (self._next_incoming_id + 1) & SERIAL
         link = self._remote_links.get(handle)
         if link is None:
-            raise UnattachedHandleError(f"a transfer for handle {handle}, which no link is attached to")
+            raise UnattachedHandleError(f"transfer for handle {handle}, which is not attached")
         if window <= self._low_window:
             self.send_flow(None, False)
         return None if link.local is _DETACHED else link
@@ -524,7 +524,7 @@ class Session(Carrier):
                 raise DeliveryIdError(f"delivery-id {delivery.delivery_id} is in use already")
             self.forget(before)
         if len(self._incoming) >= self._max_unsettled:
-            raise SessionResourceError(f"{len(self._incoming)} deliveries wait to be settled; no more are taken")
+            raise SessionResourceError(f"the session has {len(self._incoming)} unsettled deliveries, the maximum")
         self._incoming[delivery.delivery_id] = delivery
         delivery.link.unsettled += 1
 
@@ -576,7 +576,7 @@ class Session(Carrier):
         self._searched_at = transfers
         self._searches = min(self._searches + earned, _FREE_SEARCHES + self._max_unsettled) - cost
         if self._searches < 0:
-            raise SessionResourceError("dispositions for the same deliveries over and over")
+            raise SessionResourceError("repeated dispositions for the same deliveries")
 
     def receive_detach(self, detach: Detach) -> LinkDetached | None:
         link = self._attached(detach.handle, Frame.DETACH)

@@ -70,7 +70,7 @@ class Reported(LineReporter):
         super().__init__(as_json=True)
         self.lines: list[ReportLine] = []
 
-    def tell(self, line: ReportLine) -> None:
+    def report(self, line: ReportLine) -> None:
         self.lines.append(line)
 
     def of(self, event: str) -> list[dict[str, Any]]:

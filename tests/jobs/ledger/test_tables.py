@@ -21,7 +21,7 @@ from pairbus.jobs.ledger import (
 from pairbus.jobs.ledger.tables import LedgerDirectory, Period
 from pairbus.ledger import Ledger, LedgerSettings, OperationCounts, OperationKey, OperationKind, Stage
 from pairbus.ledger.columns import COLUMNS, LIVES, OPERATIONS
-from tests.jobs.ledger.written import arrow_table, at, life, operation, write, write_file, write_lives
+from tests.jobs.ledger.written import arrow_table, at, life, operation, write, write_events, write_file
 from tests.waiting import eventually
 
 NOON = at("2026-03-31T12:00")
@@ -39,7 +39,7 @@ def plan(table: DataFrame) -> str:
 @pytest.mark.slow
 def test_d3_columns_match_the_ledger(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path, [operation("2026-03-31T12:00")])
-    write_lives(tmp_path, [life("2026-03-31T12:00:00.123", session_id="s")])
+    write_events(tmp_path, [life("2026-03-31T12:00:00.123", session_id="s")])
     operations, lives = read_operations(spark, tmp_path), read_lives(spark, str(tmp_path))
     assert operations.columns == list(COLUMNS[OPERATIONS])
     assert lives.columns == list(COLUMNS[LIVES])
@@ -238,7 +238,7 @@ def counted(operations: int) -> OperationCounts:
     return tally
 
 
-SORT = OperationKey(kind=OperationKind.SEND, stage=Stage.DIRECT, entity="orders", result="ok", who="app")
+SORT = OperationKey(kind=OperationKind.SEND, stage=Stage.DIRECT, entity="orders", result="ok", key_name="app")
 
 
 @pytest.mark.slow

@@ -90,5 +90,5 @@ def write_file(
     return file
 
 
-def write_lives(directory: Path, rows: Iterable[Row]) -> list[Path]:
+def write_events(directory: Path, rows: Iterable[Row]) -> list[Path]:
     return write(directory, rows, LIVES)

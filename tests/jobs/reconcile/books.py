@@ -97,7 +97,7 @@ class RecordedNamespace:
 
     def write(self, directory: Path) -> Path:
         """Write the events to the files of a ledger."""
-        write_lives(directory, self.namespace, self.lives)
+        write_events(directory, self.namespace, self.lives)
         return directory
 
 
@@ -121,7 +121,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, (LedgerEvent, Stage)) else value
 
 
-def write_lives(directory: Path, namespace: str, lives: Iterable[LifecycleEvent]) -> None:
+def write_events(directory: Path, namespace: str, lives: Iterable[LifecycleEvent]) -> None:
     by_hour: dict[str, list[LifecycleEvent]] = defaultdict(list)
     for life in lives:
         at = datetime.fromtimestamp(life.at_ms / 1000, UTC)

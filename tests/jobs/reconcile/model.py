@@ -26,7 +26,7 @@ class Message:
     sent_ms: int
     """Time of its confirmation, on an exact clock."""
 
-    is_home: bool = False
+    is_restored: bool = False
     sequence: int = 0
     original: int = 0
     destination: str | None = None
@@ -87,12 +87,12 @@ class PairModel:
         self.count(entity, accepted=1)
 
     def _accept(self, entity: str, message: Message, stage: Stage) -> None:
-        is_home = stage is Stage.SYPHON
+        is_restored = stage is Stage.SYPHON
         if entity not in self.topics:
             place = self.place(entity)
             number = place.number()
             self.primary.note(LedgerEvent.ACCEPTED, stage, entity, number, None, *_names(message))
-            place.waiting.append(_copy(message, number, number, is_home=is_home))
+            place.waiting.append(_copy(message, number, number, is_restored=is_restored))
             return
         self._topic_numbers[entity] += 1
         original = self._topic_numbers[entity]
@@ -101,7 +101,7 @@ class PairModel:
             number = place.number()
             self.primary.note(LedgerEvent.ROUTED, stage, place.path, number, original, *_names(message))
             self.primary.same_time(life)
-            place.waiting.append(_copy(message, number, original, is_home=is_home))
+            place.waiting.append(_copy(message, number, original, is_restored=is_restored))
             self.count(place.path, routed=1)
 
     def divert(self, destination: str, message_id: str = "", session_id: str | None = None) -> Message:
@@ -207,7 +207,7 @@ class PairModel:
                 self.complete(place, message)
 
     def _of_place(self, event: LedgerEvent, place: Place, message: Message) -> int:
-        stage = Stage.RETURNED if message.is_home else Stage.DIRECT
+        stage = Stage.RETURNED if message.is_restored else Stage.DIRECT
         names = message.message_id, message.session_id
         return self.primary.note(event, stage, place.path, message.sequence, message.original, *names).at_ms
 
@@ -223,7 +223,7 @@ class PairModel:
         self.primary.start()
         for place in self.places.values():
             for message in place.waiting:
-                stage = Stage.SYPHON if message.is_home else Stage.DIRECT
+                stage = Stage.SYPHON if message.is_restored else Stage.DIRECT
                 names = message.original, message.message_id, message.session_id
                 self.primary.note(LedgerEvent.FOUND, stage, place.path, message.sequence, *names)
         self.secondary.start()
@@ -276,7 +276,12 @@ def _names(message: Message) -> tuple[str, str | None]:
     return message.message_id, message.session_id
 
 
-def _copy(message: Message, number: int, original: int, *, is_home: bool) -> Message:
+def _copy(message: Message, number: int, original: int, *, is_restored: bool) -> Message:
     return Message(
-        message.message_id, message.session_id, message.sent_ms, is_home=is_home, sequence=number, original=original
+        message.message_id,
+        message.session_id,
+        message.sent_ms,
+        is_restored=is_restored,
+        sequence=number,
+        original=original,
     )

@@ -61,7 +61,7 @@ SAMPLE: Final = ReconcileReport(
             message_id="twice",
             session_id="s",
             diverted_at=BEGIN,
-            home_at=BEGIN + MINUTE,
+            restored_at=BEGIN + MINUTE,
             sequence=9,
         ),
     ),
@@ -76,7 +76,7 @@ SAMPLE: Final = ReconcileReport(
             is_within_session=True,
         ),
     ),
-    diversion=OutageSpan(first_at=BEGIN, last_at=BEGIN + MINUTE, last_home_at=BEGIN + 9 * MINUTE),
+    diversion=OutageSpan(first_at=BEGIN, last_at=BEGIN + MINUTE, last_restored_at=BEGIN + 9 * MINUTE),
     waits=Waits(
         messages=3,
         p50=timedelta(seconds=1.5),

@@ -72,10 +72,10 @@ def test_text_and_page_state_the_outage() -> None:
     home = "the last one was restored at 2026-03-01 12:09:00.000 UTC"
     assert said + home in as_text(SAMPLE).splitlines()
     assert said + home in as_page(SAMPLE)
-    assert as_document(SAMPLE)["diversion"]["last_home_at"] == "2026-03-01T12:09:00+00:00"
-    away = replace(SAMPLE, diversion=replace(SAMPLE.diversion, last_home_at=None))
+    assert as_document(SAMPLE)["diversion"]["last_restored_at"] == "2026-03-01T12:09:00+00:00"
+    away = replace(SAMPLE, diversion=replace(SAMPLE.diversion, last_restored_at=None))
     assert said + "none has been restored" in as_text(away)
-    healthy = replace(SAMPLE, diversion=OutageSpan(first_at=None, last_at=None, last_home_at=None))
+    healthy = replace(SAMPLE, diversion=OutageSpan(first_at=None, last_at=None, last_restored_at=None))
     assert "diverted from" not in as_text(healthy)
     assert "diverted from" not in as_page(healthy)
 

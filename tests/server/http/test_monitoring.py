@@ -55,8 +55,8 @@ def test_health_and_metrics_while_the_store_cannot_be_read(
     assert site.get("/q").status == 404
     reported = [line for line in caplog.messages if line.startswith("storage ")]
     assert [line.partition(" error=")[0] for line in reported] == [
-        'storage in trouble namespace=bus reason="the store cannot be read"',
-        "storage works again namespace=bus",
+        'storage failed namespace=bus reason="the store cannot be read"',
+        "storage recovered namespace=bus",
     ]
 
 

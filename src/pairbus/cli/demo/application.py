@@ -82,7 +82,7 @@ class MessageLog:
         """
         return sum(len(numbers) - 1 for place in self._completed.values() for numbers in place.values())
 
-    def mishaps(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Describe each lost or duplicated message."""
         for place, message_id in self._lost():
             yield f"{message_id} was not received from {place}"

@@ -147,10 +147,10 @@ class Outage:
             syphon_engine=self._engine,
         )
         pair = await sending.pair_namespace(options)
-        pair.subscribe(self._tell)
+        pair.subscribe(self._report_event)
         pair.report("pairbus demo")
         names = f"{self._primary.name} is paired with {self._secondary.name}"
-        self._screen.tell(f"{names}, which has {options.backlog_queue_count} backlog queues.")
+        self._screen.report(f"{names}, which has {options.backlog_queue_count} backlog queues.")
         return pair
 
     @asynccontextmanager
@@ -169,8 +169,8 @@ class Outage:
     async def _run_healthy(self, application: Application, pair: NamespacePair) -> None:
         """Send for a while; a drill meanwhile verifies the pair and warms up Spark."""
         entities = " and ".join(f"'{entity}'" for entity in PLACES)
-        self._screen.tell(f"An application sends {self._plan.rate:,.0f} messages a second to {entities}.")
-        self._screen.tell("Drill started: a marked message goes to the backlog, and the syphon delivers it.")
+        self._screen.report(f"An application sends {self._plan.rate:,.0f} messages a second to {entities}.")
+        self._screen.report("Drill started: a marked message goes to the backlog, and the syphon delivers it.")
         connection = self._primary.connection_string
         async with NamespaceManager.from_connection_string(connection) as manager:
             drill = asyncio.create_task(pair.drill(manager, timedelta(seconds=_PATIENCE_S)))
@@ -180,14 +180,14 @@ class Outage:
                 took_s = drill.result().delivered_in.total_seconds()
             finally:
                 drill.cancel()
-        self._screen.tell(f"The syphon delivered the drill message in {took_s:.1f} s.")
+        self._screen.report(f"The syphon delivered the drill message in {took_s:.1f} s.")
         await self._wait(application, SETTLED_S)
 
     async def _kill_primary(self, application: Application, pair: NamespacePair) -> None:
         process = self._primary.process_id
         self._killed_at = datetime.now(UTC)
         began_s = time.monotonic()
-        self._screen.tell(f"{self._primary.name} is killed (kill -9 {process}); the application keeps sending.")
+        self._screen.report(f"{self._primary.name} is killed (kill -9 {process}); the application keeps sending.")
         await asyncio.to_thread(self._primary.kill)
         await self._until(application, lambda: _are(pair, EntityState.FAILED_OVER), "a failover")
         await self._until(application, lambda: all(one.diverted for one in pair.status().entities), "a diversion")
@@ -195,7 +195,7 @@ class Outage:
 
     async def _restart_primary(self, application: Application, pair: NamespacePair) -> None:
         await asyncio.to_thread(self._primary.start)
-        self._screen.tell(f"{self._primary.name} is running again, from its data directory.")
+        self._screen.report(f"{self._primary.name} is running again, from its data directory.")
         await self._until(application, lambda: _are(pair, EntityState.HEALTHY), "the return to the primary")
 
     async def _deliver_backlog(self, application: Application, pair: NamespacePair) -> None:
@@ -203,7 +203,7 @@ class Outage:
         await self._wait(application, _AFTER_S)
         await application.stop_sending()
         tally = application.tally
-        self._screen.tell(f"The application stopped after sending {tally.sent:,} messages.")
+        self._screen.report(f"The application stopped after sending {tally.sent:,} messages.")
         diverted = pair.status().diverted
         await self._until(
             application,
@@ -285,17 +285,17 @@ class Outage:
             syphon_rate=syphoned.per_second(now_s, delivered),
         )
 
-    def _tell(self, event: PairEvent) -> None:
+    def _report_event(self, event: PairEvent) -> None:
         match event:
             case EntityChanged(path=path) if path in PLACES:
-                self._screen.tell(self._change(event))
+                self._screen.report(self._change(event))
             case PingSent(path=path, cause=None):
-                self._screen.tell(f"A ping to '{path}' was answered.")
+                self._screen.report(f"A ping to '{path}' was answered.")
             case PingSent(path=path) if path not in self._unanswered:
                 self._unanswered.add(path)
-                self._screen.tell(f"'{path}' is pinged every second; no answer so far.")
+                self._screen.report(f"'{path}' is pinged every second; no answer so far.")
             case MessageDeadLettered(message_id=message_id, description=description):
-                self._screen.tell(f"The syphon dead-lettered {message_id}: {description}")
+                self._screen.report(f"The syphon dead-lettered {message_id}: {description}")
 
     def _change(self, event: EntityChanged) -> str:
         match event.state:

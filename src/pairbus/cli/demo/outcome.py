@@ -37,7 +37,7 @@ class Proof:
         return sum(counts[measure] for entity, counts in self.counts.items() if entity in entities)
 
 
-_MOST_MISHAPS: Final = 20
+_MOST_PROBLEMS: Final = 20
 
 _ENTITIES: Final = frozenset(PLACES).union(*PLACES.values())
 """The entities of the application, without the queue of the drill."""
@@ -109,8 +109,8 @@ class DemoOutcome:
         if self._unanswered_pings:
             console.print(self._pings(), soft_wrap=True)
         console.print(self._times_table())
-        for mishap in islice(self.aftermath.tally.mishaps(), _MOST_MISHAPS):
-            console.print(mishap, soft_wrap=True)
+        for problem in islice(self.aftermath.tally.problems(), _MOST_PROBLEMS):
+            console.print(problem, soft_wrap=True)
         for line in self.lines():
             console.print(line, soft_wrap=True)
 

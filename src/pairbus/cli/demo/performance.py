@@ -107,11 +107,11 @@ class _Performance:
         with acts.act("Start two namespaces and Spark"):
             await self._open(screen)
 
-        def tell(batch: BatchReport) -> None:
-            screen.tell(f"The syphon: {batch}.")
+        def report(batch: BatchReport) -> None:
+            screen.report(f"The syphon: {batch}.")
 
         aftermath = await Outage(
-            self._primary, self._secondary, screen, acts, self._plan, self._spark.engine(tell)
+            self._primary, self._secondary, screen, acts, self._plan, self._spark.engine(report)
         ).run()
         ledgers = Ledgers(primary=self._primary.ledger, secondary=self._secondary.ledger)
         with acts.act("Reconcile the ledgers"):
@@ -122,10 +122,10 @@ class _Performance:
         return DemoOutcome(aftermath=aftermath, proof=proof, statement=statement, seconds=acts.seconds)
 
     async def _open(self, screen: Screen) -> None:
-        screen.tell("Everything runs on this machine and is removed afterwards.")
+        screen.report("Everything runs on this machine and is removed afterwards.")
         await asyncio.gather(*(asyncio.to_thread(each.start) for each in (self._primary, self._secondary, self._spark)))
         for each in (self._primary, self._secondary):
-            screen.tell(f"Namespace {each.name} runs as process {each.process_id}; console: {each.console}")
+            screen.report(f"Namespace {each.name} runs as process {each.process_id}; console: {each.console}")
 
     async def _on_spark(self, work: Callable[[], T]) -> T:
         """Run work in a thread; if it is cancelled, stop Spark, so that the thread ends."""
@@ -142,7 +142,7 @@ async def announce_stop(work: Coroutine[Any, Any, T], screen: Screen) -> T:
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
-        screen.tell("Stopping; this may take a few seconds …")
+        screen.report("Stopping; this may take a few seconds …")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         raise

@@ -96,7 +96,7 @@ class Screen(Protocol):
 
     def end(self, act: str, seconds: float) -> None: ...
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Print one sentence about an event."""
 
     def show(self, reading: DemoReading) -> None: ...
@@ -118,7 +118,7 @@ class PlainScreen:
     def end(self, act: str, seconds: float) -> None:  # noqa: ARG002
         self._print(f"   done in {seconds:.1f} s")
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self._print(f"   {text}")
 
     def show(self, reading: DemoReading) -> None:
@@ -157,7 +157,7 @@ class LiveScreen:
             self._acts.update(self._task, total=1, completed=1, description=f"{act} ({seconds:.1f} s)")
         self._draw()
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self._live.console.print(text, markup=False, soft_wrap=True)
 
     def show(self, reading: DemoReading) -> None:

@@ -83,7 +83,7 @@ class PendingSettlement:
         self.error: MessagingError | None = None
         """The error of a delivery that could not be settled."""
 
-    def tell(self, delivery: Delivery, error: MessagingError | None) -> None:
+    def report(self, delivery: Delivery, error: MessagingError | None) -> None:
         """Record the result of one delivery."""
         self.left -= 1
         if error is None:
@@ -310,11 +310,11 @@ class ReceivingLink(AmqpLink):
         settlement = PendingSettlement(self.connection.loop, len(deliveries))
         settle = self._link.settle if self.settles_first else self._link.update
         for delivery in deliveries:
-            if delivery in self.unsettled or not self._tell(settle, delivery, state):
+            if delivery in self.unsettled or not self._send_disposition(settle, delivery, state):
                 lost = MessageLockLostError("the message is already settled", entity=self.entity, hint="")
-                settlement.tell(delivery, lost)
+                settlement.report(delivery, lost)
             elif self.settles_first:
-                settlement.tell(delivery, None)
+                settlement.report(delivery, None)
             else:
                 self.unsettled[delivery] = settlement
         if self.unsettled and self._timer is None:
@@ -336,7 +336,7 @@ class ReceivingLink(AmqpLink):
         else:
             self._timer = loop.call_at(due_s, self._sweep)
 
-    def _tell(self, settle: Callable[[Delivery, object], bool], delivery: Delivery, state: object) -> bool:
+    def _send_disposition(self, settle: Callable[[Delivery, object], bool], delivery: Delivery, state: object) -> bool:
         try:
             return settle(delivery, state)
         except LocalProtocolError as error:
@@ -353,14 +353,14 @@ class ReceivingLink(AmqpLink):
                 self._link.settle(delivery)
             settlement = self.unsettled.pop(delivery, None)
             if settlement is not None:
-                settlement.tell(delivery, error_from(state.error, self.entity) if failed else None)
+                settlement.report(delivery, error_from(state.error, self.entity) if failed else None)
 
     def on_lost(self, error: MessagingError) -> None:
         if self._timer is not None:
             self._timer.cancel()
         unsettled, self.unsettled = self.unsettled, {}
         for delivery, settlement in unsettled.items():
-            settlement.tell(delivery, error.copy())
+            settlement.report(delivery, error.copy())
         self.on_drained()
         while self._arrivals:
             self._wake()

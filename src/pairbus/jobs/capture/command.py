@@ -32,7 +32,7 @@ from pairbus.jobs.capture.config import CaptureConfig
 from pairbus.jobs.capture.errors import CaptureError, QueryFailedError, UncapturableError
 from pairbus.jobs.capture.files import CapturedFile, CaptureDirectory, PieceWriter
 from pairbus.jobs.capture.window import CATCHES, Catch
-from pairbus.jobs.lines import FAILED, WAITING, CommandResult, ProgressReporter, ReportLine, reason_of, told_logs
+from pairbus.jobs.lines import FAILED, WAITING, CommandResult, ProgressReporter, ReportLine, reason_of, reported_logs
 from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.data_source import PairbusDataSource
 from pairbus.spark.entity_patterns import resolve_entities
@@ -249,7 +249,7 @@ _REMOVAL_S: Final = 15.0
 
 def run_capture(config: CaptureConfig, reporter: ProgressReporter) -> CommandResult:
     """Run a capture. The first signal ends it after the current batch, the second one immediately."""
-    with told_logs(reporter):
+    with reported_logs(reporter):
         try:
             with stopped_by_signals() as stopped:
                 return CaptureCommand(config, reporter).run(stopped)
@@ -278,7 +278,7 @@ class CaptureCommand:
         config = self._config
         directory = CaptureDirectory(config.to)
         try:
-            self._reporter.tell(starting_line(config))
+            self._reporter.report(starting_line(config))
             capture = Capture(directory, config.limits, self._note, _address_of(config.source))
             checkpoint = config.checkpoint or str(directory.checkpoint)
             snapshot = asyncio.run(CaptureSnapshot.take(config.source.resolve(), config.entities, keep=config.keep))
@@ -288,20 +288,20 @@ class CaptureCommand:
                 else self._run(capture, stopped, checkpoint)
             )
             capture.close_all(now_ms())
-            self._reporter.tell(ended_line(capture.messages, self._files))
+            self._reporter.report(ended_line(capture.messages, self._files))
         finally:
             directory.close()
         return self._result(waiting)
 
     def _note(self, file: CapturedFile) -> None:
         self._files += 1
-        self._reporter.tell(file_line(file))
+        self._reporter.report(file_line(file))
 
     def _result(self, waiting: Mapping[str, int]) -> CommandResult:
         if not waiting:
             return CommandResult(code=DONE)
         for entity, messages in waiting.items():
-            self._reporter.tell(waiting_line(entity, messages))
+            self._reporter.report(waiting_line(entity, messages))
         total = sum(waiting.values())
         return CommandResult(
             code=WAITING, reason=f"{total:,} messages are locked by another receiver; capture once more"
@@ -320,7 +320,7 @@ class CaptureCommand:
                 has_worked = capture.messages > before or time.monotonic() - began_s >= _STEADY_S
                 if not has_worked and pause_s == _BACKOFF.first_s:
                     raise QueryFailedError(reason)
-                self._reporter.tell(retry_line(reason))
+                self._reporter.report(retry_line(reason))
                 pause_s = _BACKOFF.after(_BACKOFF.first_s if has_worked else pause_s)
                 stopped.wait(pause_s)
         return {}
@@ -338,7 +338,7 @@ class CaptureCommand:
     @contextmanager
     def _session(self) -> Iterator[SparkSession]:
         master = self._config.master
-        self._reporter.tell(spark_line(master))
+        self._reporter.report(spark_line(master))
         config = LIGHT if master.startswith("local") else {}
         with ensured_session(master, app_name="pairbus capture", config=config) as spark:
             yield spark
@@ -349,7 +349,7 @@ class CaptureCommand:
             while query.isActive and not stopped.wait(_TICK_S):
                 capture.close_due(now_ms())
             if stopped.is_set():
-                self._reporter.tell(stopping_line())
+                self._reporter.report(stopping_line())
                 self._wait_for_removal(query, capture)
             return query.exception()
         finally:

@@ -111,8 +111,8 @@ def _by_month(statement: Statement, amount: str) -> Section:
 def _per_diverted_message(statement: Statement) -> str:
     each = statement.per_diverted_message
     if each is None:
-        if home := statement.messages_home:
-            return f"{home:,} messages were restored from a backlog; the ledger of the secondary has the diverted ones."
+        if restored := statement.messages_restored:
+            return f"{restored:,} messages were restored from a backlog; the secondary's ledger has the diverted ones."
         return "No message was diverted."
     return (
         f"{statement.diverted_messages:,} messages were diverted. Their four charges amount to "

@@ -131,7 +131,7 @@ class Statement:
         return self.steps[0].messages
 
     @property
-    def messages_home(self) -> int:
+    def messages_restored(self) -> int:
         """Messages restored from a backlog, which the primary's ledger has even without the secondary's."""
         return self.steps[_HOME].messages
 

@@ -130,8 +130,8 @@ def arrivals(events: DataFrame) -> DataFrame:
         "message_id",
         "session_id",
         "session_key",
-        col("ordinal").alias("home_ordinal"),
-        col("at").alias("home_at"),
+        col("ordinal").alias("restored_ordinal"),
+        col("at").alias("restored_at"),
     )
 
 
@@ -145,7 +145,7 @@ def matched(arrivals: DataFrame, diverted: DataFrame) -> DataFrame:
     came = (
         arrivals.select(
             "*",
-            row_number().over(in_order.orderBy("home_ordinal")).alias("rank"),
+            row_number().over(in_order.orderBy("restored_ordinal")).alias("rank"),
             count(lit(1)).over(in_order).alias("came"),
         )
         .join(counts, list(MESSAGE), "left")
@@ -194,19 +194,19 @@ def arrivals_of(copies: DataFrame, arrivals: DataFrame, *, with_routes: bool) ->
     Copies routed by a topic or a forwarding queue are matched by id and original number; if several match, the last one
     before the copy was made is taken.
     """
-    direct = copies.where(col("accepted") > 0).select(*PLACE, col("ordinal").alias("home_ordinal"))
+    direct = copies.where(col("accepted") > 0).select(*PLACE, col("ordinal").alias("restored_ordinal"))
     if not with_routes:
         return direct
     origins = arrivals.select(
-        xxhash64("message_id").alias("id_hash"), col("sequence").alias("original_sequence"), "home_ordinal"
+        xxhash64("message_id").alias("id_hash"), col("sequence").alias("original_sequence"), "restored_ordinal"
     )
     routed = (
         copies.where(col("accepted") == 0)
         .select(*PLACE, "id_hash", "original_sequence", "ordinal")
         .join(origins, ["id_hash", "original_sequence"])
-        .where(col("home_ordinal") < col("ordinal"))
+        .where(col("restored_ordinal") < col("ordinal"))
         .groupBy(*PLACE)
-        .agg(greatest_of("home_ordinal").alias("home_ordinal"))
+        .agg(greatest_of("restored_ordinal").alias("restored_ordinal"))
     )
     return direct.unionByName(routed)
 
@@ -255,7 +255,7 @@ def copies_of(events: DataFrame, last_started: int) -> DataFrame:
     return counted.where(col("present_ordinal").isNotNull()).select(
         *PLACE,
         *_COPY_COLUMNS,
-        (col("of_syphon") > 0).alias("is_home"),
+        (col("of_syphon") > 0).alias("is_restored"),
         (col("removed") + when(is_open & col("is_deleted"), 1).otherwise(0)).alias("removed"),
         when(col("starts") == 0, 1).otherwise(0).alias("found"),
         (seems_to_wait & is_there).alias("waits"),
@@ -315,9 +315,9 @@ def _is_through_topic() -> Column:
     return col("is_topic") & (col("routed") == 0) & (col("sightings") == 0)
 
 
-def forwarded(copies: DataFrame, lives: DataFrame) -> DataFrame:
+def forwarded(copies: DataFrame, events: DataFrame) -> DataFrame:
     """Return messages that seem to wait or to be gone, but were forwarded by their queue at the same moment."""
-    forwards = lives.where(is_any(LedgerEvent.ROUTED, LedgerEvent.REPEATED)).select(
+    forwards = events.where(is_any(LedgerEvent.ROUTED, LedgerEvent.REPEATED)).select(
         xxhash64("message_id").alias("id_hash"),
         col("original_sequence").alias("sequence"),
         "at",

@@ -62,23 +62,23 @@ _LAST_MINUTES: Final = 2
 """Minutes with events before a start that names no event, in which events may be absent."""
 
 
-def absent_events(lives: DataFrame, since: datetime | None = None, before: int | None = None) -> int:
+def absent_events(events: DataFrame, since: datetime | None = None, before: int | None = None) -> int:
     """Count the events that are absent, since a given time; those reported as missed do not count.
 
-    ``before`` is the largest ordinal of earlier events that are not in ``lives``, if there are any.
+    ``before`` is the largest ordinal of earlier events that are not in ``events``, if there are any.
     """
-    minutes = _minutes(lives, before)
+    minutes = _minutes(events, before)
     if since is not None:
         minutes = minutes.where(col("minute") >= int(since.timestamp()) // _MINUTE_S)
     (row,) = minutes.agg(sum_of(_absent()).alias("absent")).collect()
     return int(row["absent"] or 0)
 
 
-def _minutes(lives: DataFrame, before: int | None) -> DataFrame:
+def _minutes(events: DataFrame, before: int | None) -> DataFrame:
     """Aggregate events by minute, in order: there are few such rows, and each covers little."""
     is_start = col("event") == LedgerEvent.STARTED
     is_gap = col("event") == LedgerEvent.MISSED
-    minutes = lives.groupBy(
+    minutes = events.groupBy(
         shiftright("ordinal", _PROCESS_SHIFT).alias("process"), floor(unix_seconds("at") / _MINUTE_S).alias("minute")
     ).agg(
         count(lit(1)).alias("events"),
@@ -171,7 +171,7 @@ class LedgerContents:
 
 
 def survey(
-    lives: DataFrame,
+    events: DataFrame,
     since: datetime | None = None,
     start: datetime | None = None,
     last_before: Callable[[], int | None] = lambda: None,
@@ -179,13 +179,13 @@ def survey(
     """Summarize the message events of a namespace; this takes a second pass if entities were deleted.
 
     Gaps and absent events are counted since ``since``: a gap has the time of its end. The ledger must go back to
-    ``start``, or to its own start. ``last_before`` returns the largest ordinal that is too old for ``lives``; it is
+    ``start``, or to its own start. ``last_before`` returns the largest ordinal that is too old for ``events``; it is
     called only if these do not go back far enough.
     """
     event = col("event")
     is_gap = (event == LedgerEvent.MISSED) & (lit(True) if since is None else col("at") >= lit(since))
     rows = (
-        lives.groupBy("namespace", "entity", "event")
+        events.groupBy("namespace", "entity", "event")
         .agg(
             count(lit(1)).alias("rows"),
             sum_of(when(is_gap, col("sequence"))).alias("missed"),
@@ -202,14 +202,14 @@ def survey(
     first_at = min((row["first_at"] for row in rows), default=None)
     is_covered = first_at is None or (start is not None and first_at.astimezone(UTC) < start)
     before = None if is_covered else last_before()
-    deletions = _deletions(lives) if any(row["deletions"] for row in rows) else {}
+    deletions = _deletions(events) if any(row["deletions"] for row in rows) else {}
     return LedgerContents(
         namespaces=frozenset(row["namespace"] for row in rows),
         entities=tuple(_entities({row["entity"] for row in rows}, deletions)),
         counts=_counts(rows),
         missed=sum(row["missed"] or 0 for row in rows),
         gaps=sum(row["gaps"] for row in rows),
-        absent=absent_events(lives, since, before),
+        absent=absent_events(events, since, before),
         last_started=max((row["last_ordinal"] for row in rows if row["event"] == LedgerEvent.STARTED), default=0),
         started_at=max((row["last_at"] for row in rows if row["event"] == LedgerEvent.STARTED), default=None),
         first_at=first_at,
@@ -231,8 +231,8 @@ def _is_first_start(rows: Iterable[Row]) -> bool:
     return bool(first["event"] == LedgerEvent.STARTED and first["first_sequence"] == 0)
 
 
-def _deletions(lives: DataFrame) -> dict[str, list[int]]:
-    deleted = lives.where((col("event") == LedgerEvent.REMOVED) & (col("sequence") == 0)).select("entity", "ordinal")
+def _deletions(events: DataFrame) -> dict[str, list[int]]:
+    deleted = events.where((col("event") == LedgerEvent.REMOVED) & (col("sequence") == 0)).select("entity", "ordinal")
     found: dict[str, list[int]] = {}
     for entity, ordinal in deleted.collect():
         found.setdefault(entity.lower(), []).append(ordinal)
@@ -277,15 +277,15 @@ _ENTITIES: Final = (
 _OF_NO_PLACE: Final = (LedgerEvent.MISSED, LedgerEvent.REPEATED, LedgerEvent.STARTED, LedgerEvent.STOPPED)
 
 
-def located(lives: DataFrame, entities: Iterable[LedgerEntity]) -> DataFrame:
+def located(events: DataFrame, entities: Iterable[LedgerEntity]) -> DataFrame:
     """Return the events of messages in these entities, with their places; other events are left out."""
-    in_place = lives.where(~col("event").isin(*_OF_NO_PLACE) & (col("sequence") != 0))
+    in_place = events.where(~col("event").isin(*_OF_NO_PLACE) & (col("sequence") != 0))
     return _with_entities(in_place, list(entities))
 
 
-def repeated(lives: DataFrame, entities: Iterable[LedgerEntity]) -> DataFrame:
+def repeated(events: DataFrame, entities: Iterable[LedgerEntity]) -> DataFrame:
     """Return messages dropped by the duplicate detection of these entities, which never had a place."""
-    found = lives.where(col("event") == LedgerEvent.REPEATED)
+    found = events.where(col("event") == LedgerEvent.REPEATED)
     return _with_entities(found, list(entities))
 
 
@@ -294,8 +294,8 @@ def session_key() -> Any:
     return coalesce(concat(lit("="), col("session_id")), lit(""))
 
 
-def _with_entities(lives: DataFrame, entities: list[LedgerEntity]) -> DataFrame:
-    joined = lives.join(broadcast(entity_table(lives, entities)), "entity")
+def _with_entities(events: DataFrame, entities: list[LedgerEntity]) -> DataFrame:
+    joined = events.join(broadcast(entity_table(events, entities)), "entity")
     if not any(entity.deletions for entity in entities):
         return joined.select(
             "*", session_key().alias("session_key"), lit(0).alias("incarnation"), lit(False).alias("is_deleted")
@@ -310,7 +310,7 @@ def _with_entities(lives: DataFrame, entities: list[LedgerEntity]) -> DataFrame:
     )
 
 
-def entity_table(lives: DataFrame, entities: list[LedgerEntity]) -> DataFrame:
+def entity_table(events: DataFrame, entities: list[LedgerEntity]) -> DataFrame:
     """Return the entities as a table for joins."""
     columns = zip(
         *((one.spelling, one.id, one.path, one.is_topic, one.is_subscription, list(one.deletions)) for one in entities),
@@ -321,7 +321,7 @@ def entity_table(lives: DataFrame, entities: list[LedgerEntity]) -> DataFrame:
         {name: pa.array(list(values), kind) for (name, kind, _), values in zip(_ENTITIES, arrays, strict=True)}
     )
     schema = StructType([StructField(name, kind) for name, _, kind in _ENTITIES])
-    return lives.sparkSession.createDataFrame(table, schema)
+    return events.sparkSession.createDataFrame(table, schema)
 
 
 def first_seen(events: DataFrame, stage: Stage) -> DataFrame:

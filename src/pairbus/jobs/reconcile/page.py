@@ -60,7 +60,7 @@ def scope(report: ReconcileReport) -> str:
 def outage(report: ReconcileReport) -> str:
     """Return the time range of the diversion as a sentence."""
     found = report.diversion
-    restored_at = format_time(found.last_home_at)
+    restored_at = format_time(found.last_restored_at)
     restored = f"the last one was restored at {restored_at}" if restored_at else "none has been restored"
     return f"diverted from {format_time(found.first_at)} to {format_time(found.last_at)}; {restored}"
 
@@ -135,7 +135,7 @@ def _lists(report: ReconcileReport) -> Iterator[str]:
                     printable(m.message_id),
                     printable(m.session_id),
                     format_time(m.diverted_at),
-                    format_time(m.home_at),
+                    format_time(m.restored_at),
                 )
                 for m in report.duplicated
             ),
@@ -253,7 +253,7 @@ def _message_tables(report: ReconcileReport) -> Iterator[tuple[str, _Table]]:
             f"Duplicated ({len(report.duplicated):,} of {report.total.counts['duplicated']:,})",
             _table(
                 ("entity", "message id", "session", "diverted (UTC)", "restored again (UTC)"),
-                ((m.entity, m.message_id, m.session_id, m.diverted_at, m.home_at) for m in report.duplicated),
+                ((m.entity, m.message_id, m.session_id, m.diverted_at, m.restored_at) for m in report.duplicated),
             ),
         )
 

@@ -83,8 +83,8 @@ class ClockComparison:
 def compare_clocks(matched: DataFrame) -> ClockComparison:
     """Compare the clocks with messages whose match is unambiguous."""
     unambiguous = matched.where((col("came") == 1) & (col("diverted") == 1))
-    home = unix_millis("home_at")
-    low, high = home - unix_millis("settled_at"), home - unix_millis(coalesce("fetched_at", "diverted_at"))
+    restored = unix_millis("restored_at")
+    low, high = restored - unix_millis("settled_at"), restored - unix_millis(coalesce("fetched_at", "diverted_at"))
     (row,) = unambiguous.agg(
         count(lit(1)).alias("pairs"),
         greatest_of(low).alias("low"),
@@ -127,18 +127,18 @@ class OutageSpan:
 
     first_at: datetime | None
     last_at: datetime | None
-    last_home_at: datetime | None
+    last_restored_at: datetime | None
 
 
 def diversion_of(diverted: DataFrame, arrivals: DataFrame, correction: timedelta) -> OutageSpan:
     """Return the times of the first and last diverted message, and of the last restored one."""
     away = unix_millis("diverted_at")
     (went,) = diverted.agg(least_of(away).alias("first"), greatest_of(away).alias("last")).collect()
-    (came,) = arrivals.agg(greatest_of(unix_millis("home_at")).alias("last")).collect()
+    (came,) = arrivals.agg(greatest_of(unix_millis("restored_at")).alias("last")).collect()
     return OutageSpan(
         first_at=_time(went["first"], correction),
         last_at=_time(went["last"], correction),
-        last_home_at=_time(came["last"]),
+        last_restored_at=_time(came["last"]),
     )
 
 
@@ -151,7 +151,7 @@ def _time(ms: int | None, correction: timedelta = timedelta()) -> datetime | Non
 # The order of sending is that of acceptance, by the primary or by the backlog. Two messages accepted by the same
 # namespace are ordered by ordinal; others by time.
 
-_LATEST: Final = ("direct_ordinal", "direct_at", "home_ordinal", "home_at")
+_LATEST: Final = ("direct_ordinal", "direct_at", "restored_ordinal", "restored_at")
 """The latest acceptance so far, of direct messages and of restored ones."""
 
 INTERVALS: Final = 256
@@ -160,7 +160,7 @@ INTERVALS: Final = 256
 def overtaken(rows: DataFrame, by: Sequence[str]) -> DataFrame:
     """Return the ``rows`` that were received after a later one with the same ``by``.
 
-    Rows have ``received_at``, ``received_ordinal``, ``is_home``, and the ``sent_ordinal`` and ``sent_at`` of their
+    Rows have ``received_at``, ``received_ordinal``, ``is_restored``, and the ``sent_ordinal`` and ``sent_at`` of their
     acceptance. The clock of a namespace does not go back.
     """
     return _latest(rows, by).where(_is_late())
@@ -190,7 +190,7 @@ def _with_sent(rows: DataFrame) -> DataFrame:
 
 
 def _is_of(name: str) -> Column:
-    return col("is_home") if name.startswith("home") else ~col("is_home")
+    return col("is_restored") if name.startswith("restored") else ~col("is_restored")
 
 
 def _latest(rows: DataFrame, by: Sequence[str]) -> DataFrame:
@@ -202,9 +202,9 @@ def _latest(rows: DataFrame, by: Sequence[str]) -> DataFrame:
 
 
 def _is_late() -> Column:
-    at_home = (col("latest_home_ordinal") > col("sent_ordinal"), col("latest_direct_at") > col("sent_at"))
-    direct = (col("latest_direct_ordinal") > col("sent_ordinal"), col("latest_home_at") > col("sent_at"))
-    return when(col("is_home"), _any_of(*at_home)).otherwise(_any_of(*direct))
+    restored = (col("latest_restored_ordinal") > col("sent_ordinal"), col("latest_direct_at") > col("sent_at"))
+    direct = (col("latest_direct_ordinal") > col("sent_ordinal"), col("latest_restored_at") > col("sent_at"))
+    return when(col("is_restored"), _any_of(*restored)).otherwise(_any_of(*direct))
 
 
 def _any_of(first: Column, second: Column) -> Column:
@@ -243,29 +243,33 @@ LINES: Final = ("direct", "diverted", "syphoned", "received")
 
 def timeline(primary: DataFrame, secondary: DataFrame, period: Period, correction: timedelta) -> DataFrame:
     """Count messages by minute: accepted from senders by either namespace, restored by the syphon, and received."""
-    at_home = primary.where(col("event").isin(LedgerEvent.ACCEPTED, LedgerEvent.RECEIVED)).select(
+    in_primary = primary.where(col("event").isin(LedgerEvent.ACCEPTED, LedgerEvent.RECEIVED)).select(
         "at", "event", "stage", _is(True)
     )
     away = secondary.where((col("event") == LedgerEvent.ACCEPTED) & (col("stage") == Stage.BACKLOG)).select(
         (col("at") + lit(correction)).alias("at"), "event", "stage", _is(False)
     )
-    accepted, home, syphon = col("event") == LedgerEvent.ACCEPTED, col("is_home"), col("stage") == Stage.SYPHON
+    accepted, is_in_primary, syphon = (
+        col("event") == LedgerEvent.ACCEPTED,
+        col("is_in_primary"),
+        col("stage") == Stage.SYPHON,
+    )
     return (
-        at_home.unionByName(away)
+        in_primary.unionByName(away)
         .where(period.rows())
         .groupBy(date_trunc("minute", "at").alias("minute"))
         .agg(
-            count_if(home & accepted & ~syphon).alias("direct"),
-            count_if(~home).alias("diverted"),
-            count_if(home & accepted & syphon).alias("syphoned"),
-            count_if(home & ~accepted).alias("received"),
+            count_if(is_in_primary & accepted & ~syphon).alias("direct"),
+            count_if(~is_in_primary).alias("diverted"),
+            count_if(is_in_primary & accepted & syphon).alias("syphoned"),
+            count_if(is_in_primary & ~accepted).alias("received"),
         )
         .orderBy("minute")
     )
 
 
-def _is(home: bool) -> Column:
-    return lit(home).alias("is_home")
+def _is(in_primary: bool) -> Column:
+    return lit(in_primary).alias("is_in_primary")
 
 
 MEASURES: Final[Mapping[str, str]] = MappingProxyType(
@@ -303,7 +307,7 @@ QUESTIONABLE: Final = frozenset({"missing", "duplicated", "delivered_twice", "ou
 def copy_counts(copies: DataFrame) -> DataFrame:
     """Count messages in their entities, without dead letters."""
     return copies.groupBy("entity_id").agg(
-        _sum("accepted", when=~col("is_home")),
+        _sum("accepted", when=~col("is_restored")),
         _sum("routed"),
         _sum("found"),
         count_if(col("deliveries") > 0).alias("received"),
@@ -379,7 +383,7 @@ class Reconciliation:
     ``sequence``."""
 
     duplicated: DataFrame
-    """Messages restored too often: ``entity``, ``message_id``, ``session_id``, ``diverted_at``, ``home_at``,
+    """Messages restored too often: ``entity``, ``message_id``, ``session_id``, ``diverted_at``, ``restored_at``,
     ``sequence``."""
 
     disordered: DataFrame
@@ -416,8 +420,8 @@ def read_since(start: datetime | None) -> datetime | None:
 
 
 def reconcile(
-    primary_lives: DataFrame,
-    secondary_lives: DataFrame,
+    primary_events: DataFrame,
+    secondary_events: DataFrame,
     start: datetime | None = None,
     end: datetime | None = None,
     name: str | None = None,
@@ -428,20 +432,20 @@ def reconcile(
     ``start`` and ``end`` select messages by when either namespace accepted them; their later events are included as far
     as the ledgers go. ``name`` is the primary's name in the paths of the backlog queues. By default it is that of its
     namespace, if there are such queues; otherwise all backlog queues of the secondary are used. ``earlier`` returns the
-    primary's events before ``read_since(start)`` if ``primary_lives`` lack them; it is called only if the primary's
+    primary's events before ``read_since(start)`` if ``primary_events`` lack them; it is called only if the primary's
     ledger may lack its start.
 
     Raise ``LedgersMixedError`` if there are several namespaces on a side, or one on both.
     """
     period = Period(start=start, end=end)
     since = read_since(start)
-    unread = primary_lives
+    unread = primary_events
     last_before = partial(_last_before, earlier or (lambda: unread), since)
     if since is not None:
-        primary_lives = primary_lives.where(col("at") >= lit(since))
-    primary, secondary = survey(primary_lives, since, start, last_before), survey(secondary_lives, since, start)
+        primary_events = primary_events.where(col("at") >= lit(since))
+    primary, secondary = survey(primary_events, since, start, last_before), survey(secondary_events, since, start)
     _check(primary, secondary)
-    return _Comparison(primary_lives, secondary_lives, primary, secondary, period, since, name).result()
+    return _Comparison(primary_events, secondary_events, primary, secondary, period, since, name).result()
 
 
 def _last_before(earlier: Callable[[], DataFrame], since: datetime | None) -> int | None:
@@ -470,8 +474,8 @@ class _Comparison:
 
     def __init__(
         self,
-        primary_lives: DataFrame,
-        secondary_lives: DataFrame,
+        primary_events: DataFrame,
+        secondary_events: DataFrame,
         primary: LedgerContents,
         secondary: LedgerContents,
         period: Period,
@@ -480,23 +484,23 @@ class _Comparison:
     ) -> None:
         self._primary, self._secondary, self._period, self._name = primary, secondary, period, name
         self._entities = [one for one in primary.entities if one.backlog_of is None and not one.is_dead_letters]
-        self._primary_lives = primary_lives
-        self._events = located(primary_lives, self._entities)
-        self._backlog = located(secondary_lives, _backlog_queues(primary, secondary, name))
+        self._primary_events = primary_events
+        self._events = located(primary_events, self._entities)
+        self._backlog = located(secondary_events, _backlog_queues(primary, secondary, name))
         self._diverted = _materialize(diverted_messages(self._backlog, since, secondary.last_started))
-        self._repeated = repeated(primary_lives, self._entities)
+        self._repeated = repeated(primary_events, self._entities)
         self._matched = _materialize(matched(arrivals(self._events), self._diverted))
         self._clocks = compare_clocks(self._matched)
         self._copies = copies_of(self._events, primary.last_started).persist(StorageLevel.DISK_ONLY)
 
     def result(self) -> Reconciliation:
-        at_home = self._at_home()
-        chosen = self._with_direct(at_home.where(self._is_home_chosen()), self._is_chosen("sent_at"))
-        sent = self._with_direct(at_home.where(col("sent_ordinal").isNotNull()))
+        copies = self._restored()
+        chosen = self._with_direct(copies.where(self._is_restored_chosen()), self._is_chosen("sent_at"))
+        sent = self._with_direct(copies.where(col("sent_ordinal").isNotNull()))
         diverted = self._diverted.where(self._is_chosen("diverted_at"))
         lost = _materialize(self._not_restored())
-        home = self._matched.where(self._is_chosen("diverted_at"))
-        surplus = home.where("is_surplus")
+        restored = self._matched.where(self._is_chosen("diverted_at"))
+        surplus = restored.where("is_surplus")
         late, late_in_session = self._late(sent)
         forwarded = _materialize(self._forwarded(chosen))
         skipped = _materialize(never_delivered(chosen.join(forwarded, list(PLACE), "left_anti"), self._copies))
@@ -509,8 +513,10 @@ class _Comparison:
                     counted(late, "out_of_order"),
                     counted(late_in_session, "out_of_order_in_session"),
                     counted(surplus, "duplicated"),
-                    counted(home, "syphoned"),
-                    counted(self._matched.where(col("diverted").isNull() & self._is_chosen("home_at")), "unmatched"),
+                    counted(restored, "syphoned"),
+                    counted(
+                        self._matched.where(col("diverted").isNull() & self._is_chosen("restored_at")), "unmatched"
+                    ),
                     counted(self._repeated.where(self._is_chosen("at")), "repeated"),
                 ],
                 [diverted_counts(diverted), counted(lost, "missing", by="entity")],
@@ -520,17 +526,17 @@ class _Comparison:
             .unionByName(self._missing_rows(skipped, NEVER_DELIVERED))
             .unionByName(self._missing_rows(chosen.where(col("set_aside") > 0), UNREADABLE)),
             duplicated=surplus.select(
-                col("destination").alias("entity"), "message_id", "session_id", "diverted_at", "home_at", "sequence"
+                col("destination").alias("entity"), "message_id", "session_id", "diverted_at", "restored_at", "sequence"
             ),
             disordered=self._named(
                 late.withColumn("is_within_session", lit(False)).unionByName(
                     late_in_session.withColumn("is_within_session", lit(True)), allowMissingColumns=True
                 )
             ).select("entity", "sequence", "message_id", "session_id", "sent_at", "received_at", "is_within_session"),
-            delivered=self._delivered(at_home),
+            delivered=self._delivered(copies),
             timeline=timeline(self._events, self._backlog, self._period, self._clocks.correction),
             unproved=lost.where(~col("is_proved")).drop("is_proved"),
-            diversion=diversion_of(diverted, home, self._clocks.correction),
+            diversion=diversion_of(diverted, restored, self._clocks.correction),
             clocks=self._clocks,
             primary=self._primary,
             secondary=self._secondary,
@@ -542,31 +548,31 @@ class _Comparison:
     # Copies of messages, with the time they were sent.
 
     def _direct(self) -> DataFrame:
-        direct = self._copies.where(~col("is_home"))
+        direct = self._copies.where(~col("is_restored"))
         return direct.select("*", col("ordinal").alias("sent_ordinal"), col("at").alias("sent_at"))
 
-    def _at_home(self) -> DataFrame:
+    def _restored(self) -> DataFrame:
         """Return restored messages with the time they were diverted; it is unknown for unmatched ones."""
-        at_home = self._copies.where(col("is_home"))
+        restored = self._copies.where(col("is_restored"))
         with_routes = self._primary.has(LedgerEvent.ROUTED)
-        homes = arrivals_of(at_home, self._matched, with_routes=with_routes)
-        origins = self._matched.select("home_ordinal", "diverted_ordinal", "diverted_at")
-        found = at_home.join(homes.join(origins, "home_ordinal", "left"), list(PLACE), "left")
+        found_arrivals = arrivals_of(restored, self._matched, with_routes=with_routes)
+        origins = self._matched.select("restored_ordinal", "diverted_ordinal", "diverted_at")
+        found = restored.join(found_arrivals.join(origins, "restored_ordinal", "left"), list(PLACE), "left")
         sent_at = col("diverted_at") + lit(self._clocks.correction)
         return _materialize(
-            found.drop("home_ordinal").select(
+            found.drop("restored_ordinal").select(
                 "*", col("diverted_ordinal").alias("sent_ordinal"), sent_at.alias("sent_at")
             )
         )
 
-    def _with_direct(self, at_home: DataFrame, condition: Column | None = None) -> DataFrame:
+    def _with_direct(self, restored: DataFrame, condition: Column | None = None) -> DataFrame:
         direct = self._direct() if condition is None else self._direct().where(condition)
-        return direct.unionByName(at_home.drop("diverted_ordinal", "diverted_at"))
+        return direct.unionByName(restored.drop("diverted_ordinal", "diverted_at"))
 
     def _is_chosen(self, column: str) -> Column:
         return _within(self._period, column)
 
-    def _is_home_chosen(self) -> Column:
+    def _is_restored_chosen(self) -> Column:
         return when(col("diverted_at").isNull(), self._is_chosen("at")).otherwise(self._is_chosen("diverted_at"))
 
     # Results.
@@ -599,7 +605,7 @@ class _Comparison:
 
     def _late(self, sent: DataFrame) -> tuple[DataFrame, DataFrame]:
         rows = sent.where(col("received_ordinal").isNotNull()).select(
-            *PLACE, "session", "received_ordinal", "received_at", "is_home", "sent_ordinal", "sent_at"
+            *PLACE, "session", "received_ordinal", "received_at", "is_restored", "sent_ordinal", "sent_at"
         )
         place = ("entity_id", "incarnation")
         late = overtaken_in_intervals(rows, place, self._primary.span)
@@ -611,11 +617,11 @@ class _Comparison:
         """Return the messages that a queue has forwarded at once."""
         if not self._primary.has(LedgerEvent.ROUTED, LedgerEvent.REPEATED):
             return chosen.where(lit(False))
-        return forwarded(chosen, self._primary_lives)
+        return forwarded(chosen, self._primary_events)
 
-    def _delivered(self, at_home: DataFrame) -> DataFrame:
+    def _delivered(self, restored: DataFrame) -> DataFrame:
         """Return the first delivery of each message, over all its copies."""
-        received = at_home.where(
+        received = restored.where(
             col("received_at").isNotNull() & col("diverted_at").isNotNull() & self._is_chosen("diverted_at")
         )
         first = received.groupBy("diverted_ordinal", "sent_at").agg(least_of("received_at").alias("received_at"))
@@ -645,7 +651,7 @@ class _Comparison:
         return copies.join(texts, list(PLACE))
 
     def _entity_table(self) -> DataFrame:
-        return entity_table(self._primary_lives, self._entities)
+        return entity_table(self._primary_events, self._entities)
 
 
 def _materialize(table: DataFrame) -> DataFrame:

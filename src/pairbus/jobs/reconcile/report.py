@@ -163,7 +163,7 @@ class DuplicatedMessage:
     message_id: str
     session_id: str | None
     diverted_at: datetime
-    home_at: datetime
+    restored_at: datetime
     sequence: int
 
 
@@ -237,7 +237,7 @@ def report(found: Reconciliation, listed: int = LISTED, notes: Sequence[str] = (
         total=EntityTotals(entity="", counts=counts),
         entities=entities,
         missing=_first(MissingMessage, found.missing, "accepted_at", listed if counts["missing"] else 0),
-        duplicated=_first(DuplicatedMessage, found.duplicated, "home_at", listed if counts["duplicated"] else 0),
+        duplicated=_first(DuplicatedMessage, found.duplicated, "restored_at", listed if counts["duplicated"] else 0),
         disordered=_first(DisorderedMessage, found.disordered, "received_at", listed if _is_disordered(counts) else 0),
         diversion=found.diversion,
         waits=waits_of(found.delivered),
@@ -275,8 +275,12 @@ def _verdict(found: Reconciliation, counts: Mapping[str, int], unproved: int) ->
 
 def _ends_early(found: Reconciliation) -> bool:
     """Return whether messages were restored after the secondary's ledger ends; reading both takes some seconds."""
-    home_at, last_at = found.diversion.last_home_at, _utc(found.secondary.last_at)
-    return home_at is not None and last_at is not None and home_at - found.clocks.correction > last_at + _READ_APART
+    restored_at, last_at = found.diversion.last_restored_at, _utc(found.secondary.last_at)
+    return (
+        restored_at is not None
+        and last_at is not None
+        and restored_at - found.clocks.correction > last_at + _READ_APART
+    )
 
 
 def _notes(found: Reconciliation, counts: Mapping[str, int], unproved: int) -> list[str]:

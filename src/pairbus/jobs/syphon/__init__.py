@@ -1,1 +1,1 @@
-"""The syphon as a Structured Streaming job, and the command that runs a syphon on its own."""
+"""The syphon on Spark Structured Streaming, and the standalone syphon of the command line."""

@@ -158,6 +158,11 @@ class BatchReport:
     def delivered(self) -> int:
         return self.counts.get(OutcomeKind.DELIVERED, 0) + self.counts.get(OutcomeKind.UNREMOVED, 0)
 
+    @property
+    def outcomes(self) -> str:
+        """The counts as text."""
+        return ", ".join(f"{count:,} {kind.value}" for kind, count in self.counts.items() if count)
+
     @classmethod
     def of(cls, batch: int, outcomes: Iterable[DeliveryOutcome], seconds: float) -> BatchReport:
         counts: Counter[OutcomeKind] = Counter()
@@ -173,6 +178,5 @@ class BatchReport:
         return cls(batch=batch, counts=counts, destinations=destinations, seconds=seconds, causes=causes)
 
     def __str__(self) -> str:
-        counts = [f"{count:,} {kind.value}" for kind, count in self.counts.items() if count]
         rate = self.delivered / self.seconds if self.seconds else 0.0
-        return f"batch {self.batch}: {', '.join(counts) or 'nothing'} in {self.seconds:.1f} s ({rate:,.0f} messages/s)"
+        return f"batch {self.batch}: {self.outcomes or 'nothing'} in {self.seconds:.1f} s ({rate:,.0f} messages/s)"

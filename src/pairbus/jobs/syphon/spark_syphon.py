@@ -284,7 +284,7 @@ class SparkSyphon:
 
     async def _supervise(self) -> None:
         """Restart the query whenever it ends; its errors are logged."""
-        pause_s = _BACKOFF.first_s
+        pause_s, primary = _BACKOFF.first_s, self._context.primary.endpoint
         scanning = self._tasks.start(self._scan_when_idle())
         try:
             while True:
@@ -294,11 +294,11 @@ class SparkSyphon:
                     await self._run_query(await self._in_thread(self._start_query))
                     is_failed = False
                 except (PySparkException, Py4JError, OSError) as error:
-                    _log.warning('syphon query failed, restarting error="%s"', reason_of(error))
+                    _log.warning('syphon query failed, restarting primary=%s error="%s"', primary, reason_of(error))
                 except SessionLostError as error:
-                    _log.warning('syphon stopped delivering error="%s"', error)
+                    _log.warning('syphon stopped delivering primary=%s error="%s"', primary, error)
                 except Exception:  # noqa: BLE001 (after any error the backlog has to be delivered)
-                    _log.exception("syphon query failed unexpectedly, restarting")
+                    _log.exception("syphon query failed unexpectedly, restarting primary=%s", primary)
                 self._abandon_batch()
                 if self._closing is not None or self._is_finishing:
                     return
@@ -357,7 +357,7 @@ class SparkSyphon:
             if outcome.kind in (OutcomeKind.PARKED, OutcomeKind.FOUND):
                 self._adopt(outcome)
             elif outcome.kind is OutcomeKind.DEAD_LETTERED:
-                self._tell_dead_letter(outcome)
+                self._publish_dead_letter(outcome)
         dead = Counter(
             (one.queue, one.reason, one.description) for one in outcomes if one.kind is OutcomeKind.DEAD_LETTERED
         )
@@ -374,7 +374,14 @@ class SparkSyphon:
         self._worked_s = self._loop.time()
         if report.delivered:
             self._delivered_s = self._worked_s
-        _log.info("%s", report)
+        _log.info(
+            'batch completed primary=%s batch=%d delivered=%d outcomes="%s" seconds=%.1f',
+            self._context.primary.endpoint,
+            report.batch,
+            report.delivered,
+            report.outcomes,
+            report.seconds,
+        )
         if self._on_batch is not None:
             self._on_batch(report)
 
@@ -396,8 +403,8 @@ class SparkSyphon:
         for number in outcome.numbers:
             self._drainer.adopt(outcome.queue, outcome.destination or "", number, outcome.session_id)
 
-    def _tell_dead_letter(self, outcome: DeliveryOutcome) -> None:
-        self._context.tell(
+    def _publish_dead_letter(self, outcome: DeliveryOutcome) -> None:
+        self._context.publish(
             MessageDeadLettered(
                 at=datetime.now(UTC),
                 backlog_queue=outcome.queue,
@@ -435,7 +442,9 @@ class SparkSyphon:
         if not self._is_idle.is_set():
             self._uncounted += 1
             self._is_idle.set()
-            _log.warning("batch ended without a report, its messages are not counted")
+            _log.warning(
+                "batch ended without a report, its messages are not counted primary=%s", self._context.primary.endpoint
+            )
 
     @property
     def _is_remote(self) -> bool:
@@ -494,11 +503,11 @@ def spark_engine(settings: SparkSyphonSettings, reporter: ProgressReporter) -> E
     """Return an engine whose syphons report each batch."""
 
     def report(batch: BatchReport) -> None:
-        reporter.tell(batch_line(batch))
+        reporter.report(batch_line(batch))
 
     def create(context: SyphonContext) -> SparkSyphon:
         text = f"starting Spark on {settings.master}, which takes some seconds"
-        reporter.tell(ReportLine(event="spark", text=text, facts={"master": settings.master}))
+        reporter.report(ReportLine(event="spark", text=text, facts={"master": settings.master}))
         return SparkSyphon(context, settings, report)
 
     return create

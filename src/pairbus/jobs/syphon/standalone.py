@@ -22,7 +22,7 @@ from pairbus.jobs.lines import (
     Progress,
     ProgressReporter,
     ReportLine,
-    told_logs,
+    reported_logs,
 )
 from pairbus.jobs.syphon.backlog_report import BacklogDepth, BacklogReport, BacklogSnapshot, find_backlog_queues
 from pairbus.jobs.syphon.settings import SyphonConfig
@@ -72,7 +72,7 @@ Engine = Callable[[SyphonContext], DrainableSyphon]
 
 def run_syphon(config: SyphonConfig, engine: Engine, reporter: ProgressReporter) -> CommandResult:
     """Run a syphon. The first signal ends it after the messages under way, the second one ends the process."""
-    with told_logs(reporter):
+    with reported_logs(reporter):
         try:
             left = asyncio.run(_run(config, engine, reporter))
         except MessagingError as error:
@@ -100,7 +100,7 @@ def _stop_on_signals(reporter: ProgressReporter) -> asyncio.Event:
         for each in _SIGNALS:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
-        reporter.tell(ReportLine(event="stopping", text="stopping after the messages under way"))
+        reporter.report(ReportLine(event="stopping", text="stopping after the messages under way"))
 
     for each in _SIGNALS:
         loop.add_signal_handler(each, stop)
@@ -114,7 +114,7 @@ def _result(left: BacklogReport, reporter: ProgressReporter) -> CommandResult:
         cause = left.cause_of(path)
         facts: dict[str, Fact] = {"destination": path, "messages": count, "cause": cause}
         text = f"{count:,} messages for '{path}' wait: {cause}"
-        reporter.tell(ReportLine(event="waiting", text=text, facts=facts, is_warning=True))
+        reporter.report(ReportLine(event="waiting", text=text, facts=facts, is_warning=True))
     return CommandResult(code=WAITING, reason=left.summary)
 
 
@@ -156,9 +156,9 @@ class StandaloneSyphon:
                 backlog_queues=queues,
                 settings=config.settings,
                 is_held=_is_held,
-                tell=_ignore,
+                publish=_ignore,
             )
-            self._tell_start(context)
+            self._report_start(context)
             if (
                 not names.is_final and not config.once
             ):  # the backlog queues are known once the primary has announced its name
@@ -188,7 +188,7 @@ class StandaloneSyphon:
                 self._warn("refused", text, factory)
 
     def _warn(self, event: str, text: str, factory: MessagingFactory) -> None:
-        self._reporter.tell(
+        self._reporter.report(
             ReportLine(event=event, text=text, facts={"namespace": str(factory.endpoint)}, is_warning=True)
         )
 
@@ -246,12 +246,12 @@ class StandaloneSyphon:
             await asyncio.gather(ending, background, *tasks, return_exceptions=True)
 
     def _end_early(self, text: str) -> BacklogReport:
-        self._tell("ended", text, brought_home=0, dead_lettered=0)
+        self._report("ended", text, **_totals(0, 0))
         return BacklogReport()
 
-    def _tell_start(self, context: SyphonContext) -> None:
+    def _report_start(self, context: SyphonContext) -> None:
         count = len(context.backlog_queues)
-        self._tell(
+        self._report(
             "starting",
             f"delivering the messages of {count:,} backlog {'queue' if count == 1 else 'queues'} of"
             f" {context.secondary.endpoint} to {context.primary.endpoint}",
@@ -260,8 +260,8 @@ class StandaloneSyphon:
             backlog_queues=count,
         )
 
-    def _tell(self, event: str, text: str, **facts: str | int) -> None:
-        self._reporter.tell(ReportLine(event=event, text=text, facts=facts))
+    def _report(self, event: str, text: str, **facts: str | int) -> None:
+        self._reporter.report(ReportLine(event=event, text=text, facts=facts))
 
 
 @asynccontextmanager
@@ -361,11 +361,11 @@ class DepthWatch:
             moved = (status.syphoned, status.dead_lettered)
             if (seen := (*moved, *sorted(status.waiting))) != shown:
                 shown = seen
-                progress = Progress(brought_home=moved[0], dead_lettered=moved[1], depth=await self._read_depth())
+                progress = Progress(delivered=moved[0], dead_lettered=moved[1], depth=await self._read_depth())
                 self._reporter.show(progress)
                 if moved != reported and loop.time() - reported_s >= _LINE_S:
                     reported, reported_s = moved, loop.time()
-                    self._reporter.tell(_progress_line(progress))
+                    self._reporter.report(_progress_line(progress))
             await asyncio.sleep(_POLL_S)
 
     async def _read_depth(self) -> int | None:
@@ -377,24 +377,25 @@ class DepthWatch:
     def end(self, status: SyphonStatus, uncounted_batches: int) -> None:
         """Report the totals, which are a minimum if batches were interrupted."""
         text = f"{status.syphoned:,} messages were delivered, {status.dead_lettered:,} dead-lettered"
-        facts: dict[str, Fact] = {"brought_home": status.syphoned, "dead_lettered": status.dead_lettered}
+        facts: dict[str, Fact] = {**_totals(status.syphoned, status.dead_lettered)}
         if uncounted_batches:
             text += f"; {uncounted_batches:,} batches were interrupted, and their messages are not counted"
             facts["uncounted_batches"] = uncounted_batches
-        self._reporter.tell(ReportLine(event="ended", text=text, facts=facts, is_warning=uncounted_batches > 0))
+        self._reporter.report(ReportLine(event="ended", text=text, facts=facts, is_warning=uncounted_batches > 0))
 
 
 def _progress_line(progress: Progress) -> ReportLine:
     depth = "" if progress.depth is None else f", {progress.depth:,} in the backlog"
     return ReportLine(
         event="progress",
-        text=f"{progress.brought_home:,} delivered{depth}",
-        facts={
-            "brought_home": progress.brought_home,
-            "dead_lettered": progress.dead_lettered,
-            "backlog": progress.depth,
-        },
+        text=f"{progress.delivered:,} delivered{depth}",
+        facts={**_totals(progress.delivered, progress.dead_lettered), "backlog": progress.depth},
     )
+
+
+def _totals(delivered: int, dead_lettered: int) -> dict[str, int]:
+    """Return the totals of a line. ``brought_home`` is the former name of ``delivered``."""
+    return {"delivered": delivered, "dead_lettered": dead_lettered, "brought_home": delivered}
 
 
 # The engine without Spark.

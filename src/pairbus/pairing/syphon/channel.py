@@ -42,7 +42,7 @@ class DestinationChannel:
         """The deferred messages, by sequence number."""
 
         self.stuck: dict[Line, list[int]] = {}
-        """Those of them that wait for a message of another receiver."""
+        """The messages that wait for a message of another receiver."""
 
         self._source = source
         self._health = health

@@ -123,7 +123,7 @@ class NamespaceHealth:
         return None
 
     def _lose(self, path: str, cause: MessagingError) -> None:
-        _log.warning('primary unreachable, syphon paused error="%s"', cause)
+        _log.warning('primary unreachable, syphon paused entity=%s error="%s"', path, cause)
         self.cause = cause
         self._is_here.clear()
         self._tasks.keep_running(self._return, path)
@@ -138,7 +138,7 @@ class NamespaceHealth:
             if cause is None:
                 break
             self.cause = cause
-        _log.info("primary reachable again, syphon resumed")
+        _log.info("primary reachable again, syphon resumed entity=%s", path)
         self.cause = None
         self._is_here.set()
         self._on_change()
@@ -172,7 +172,9 @@ class DestinationWaiter(Protocol):
 class DeliveryDestination:
     """One queue or topic of the primary namespace. While it is down, it is retried by one sender at a time."""
 
-    def __init__(self, path: str, primary: SendingLinkFactory, is_held: Callable[[str], bool], tell: Listener) -> None:
+    def __init__(
+        self, path: str, primary: SendingLinkFactory, is_held: Callable[[str], bool], publish: Listener
+    ) -> None:
         self.path = path
         self.cause: MessagingError | None = None
         """The reason why the destination is down; ``None`` while it works."""
@@ -181,7 +183,7 @@ class DeliveryDestination:
         self.used_s = asyncio.get_running_loop().time()
         self._link = EntityLink(primary, path, {SYPHON: True})
         self._is_held = is_held
-        self._tell = tell
+        self._publish = publish
         self._pause_s = RETRY_BACKOFF.first_s
         self._due_s = 0.0
         self._is_held_back = False
@@ -281,7 +283,7 @@ class DeliveryDestination:
             self._changed(cause)
 
     def _changed(self, cause: MessagingError | None) -> None:
-        self._tell(DestinationChanged(at=datetime.now(UTC), path=self.path, is_reached=cause is None, cause=cause))
+        self._publish(DestinationChanged(at=datetime.now(UTC), path=self.path, is_reached=cause is None, cause=cause))
         self.wake()
 
     def wake(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -90,7 +91,7 @@ class SyphonContext:
     is_held: Callable[[str], bool]
     """Returns whether the pair does not send to an entity of the primary, because it is down or by a manual switch."""
 
-    tell: Listener
+    publish: Listener
     """Called with each event of the syphon."""
 
     held: Callable[[], Held] = Held
@@ -98,6 +99,12 @@ class SyphonContext:
 
     missing: Callable[[str, EntityNotFoundError], None] = _ignore
     """Called with the path of a backlog queue that does not exist any more, and the error: a pair creates it again."""
+
+    @property
+    def tell(self) -> Listener:
+        """Former name of ``publish``, deprecated."""
+        warnings.warn("SyphonContext.tell is now called publish", DeprecationWarning, stacklevel=2)
+        return self.publish
 
 
 class Syphon(Protocol):

@@ -73,7 +73,7 @@ def read_diverted(payload: bytes) -> DivertedMessage:
     """Read the diverted form of a message. Raise ``TransferError`` if it has no valid destination."""
     transfer = read_transfer(payload)
     if not takes_messages(transfer.path.strip("/")):
-        raise InvalidDestinationError("that is no path of a queue or topic", transfer.path)
+        raise InvalidDestinationError("not the path of a queue or topic", transfer.path)
     return transfer
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from pairbus.background_tasks import BackgroundTasks
@@ -49,7 +49,7 @@ class QueueRunner:
         health: NamespaceHealth,
         find_destination: Callable[[str], DeliveryDestination],
     ) -> None:
-        self.source = BacklogSource(receiver, context.tell, self._adopt, self._free, self._blocked)
+        self.source = BacklogSource(receiver, context.publish, self._adopt, self._free, self._blocked)
         self.path = self.source.path
         self.channels: dict[str, DestinationChannel] = {}
         self.is_closing = False
@@ -255,9 +255,9 @@ class InProcessSyphon:
             for path in context.backlog_queues:
                 receiver = await context.secondary.create_message_receiver(path)
                 self._runners.append(QueueRunner(receiver, context, self._health, self._find_destination))
-            checks = [check(runner) for runner in self._runners]
+            checks = {runner.path: check(runner) for runner in self._runners}
             if checks:
-                await asyncio.wait(checks, timeout=_START_TIMEOUT_S)
+                await asyncio.wait(checks.values(), timeout=_START_TIMEOUT_S)
                 _raise_permanent(checks)
         except BaseException:
             await self.close()
@@ -270,7 +270,7 @@ class InProcessSyphon:
         found = self._destinations.get(key)
         if found is None:
             context = self._context
-            found = DeliveryDestination(path.strip("/"), context.primary, context.is_held, context.tell)
+            found = DeliveryDestination(path.strip("/"), context.primary, context.is_held, context.publish)
             self._destinations[key] = found
             if self._sweeping is None or self._sweeping.done():
                 self._sweeping = self._tasks.keep_running(self._sweep)
@@ -322,14 +322,14 @@ class InProcessSyphon:
         await asyncio.gather(*(destination.close() for destination in self._destinations.values()))
 
 
-def _raise_permanent(checks: list[asyncio.Future[None]]) -> None:
+def _raise_permanent(checks: Mapping[str, asyncio.Future[None]]) -> None:
     """Raise the error of a queue that cannot be read, unless a retry may succeed."""
-    for check in checks:
+    for path, check in checks.items():
         error = check.exception() if check.done() and not check.cancelled() else None
         if isinstance(error, UnauthorizedError | EntityNotFoundError):
             raise error
         if isinstance(error, MessagingError):
-            _log.warning('backlog queue not readable yet, retrying error="%s"', error)
+            _log.warning('backlog queue not readable yet, retrying entity=%s error="%s"', path, error)
 
 
 class DeferredDrainer(InProcessSyphon):

@@ -216,7 +216,7 @@ class BacklogSource:
     def __init__(
         self,
         receiver: MessageReceiver,
-        tell: Listener,
+        publish: Listener,
         on_deferred: Callable[[str, int, Line | None], None],
         on_free: Callable[[Line], None],
         on_blocked: Callable[[], None],
@@ -236,7 +236,7 @@ class BacklogSource:
         self.tasks = BackgroundTasks(self.path, expected=MessagingError)
         self.scanner = BacklogScanner(receiver, self.order, self.__contains__, self._found_deferred, on_free)
         self._receiver = receiver
-        self._tell = tell
+        self._publish = publish
         self._on_deferred = on_deferred
         self._on_free = on_free
         self._clock = BacklogClock()
@@ -413,7 +413,7 @@ class BacklogSource:
         description = settlement.description or ""
         self.dead_lettered += len(settlement.settled)
         for message in settlement.settled:
-            self._tell(
+            self._publish(
                 MessageDeadLettered(
                     at=datetime.now(UTC),
                     backlog_queue=self.path,

@@ -17,7 +17,7 @@ REVOCATION_COST: Final = 50
 
 FIRST_DUE_S: Final = 1.0
 LAST_DUE_S: Final = 4.0
-"""When the first and the last connection are due: a pass also handles all that are, whatever they cost."""
+"""The deadlines of the first and the last connection: a pass also handles all overdue ones, whatever they cost."""
 
 _RETRY_S: Final = 0.5
 

@@ -436,7 +436,7 @@ class ServerConnection:
         """Return who acts on a path, for the audit log."""
         opened = self._engine.peer
         return Actor(
-            who=self.claims.who(path),
+            key_name=self.claims.who(path),
             rights=self.claims.rights(path),
             peer=self._peer,
             protocol=self._protocol,

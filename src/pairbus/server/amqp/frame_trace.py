@@ -22,7 +22,7 @@ _MAX_PENDING: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameTracing:
-    """Which connections are traced: all, or those whose container id or address matches one of the patterns."""
+    """Selects the connections to trace: all, or those whose container id or address matches a pattern."""
 
     patterns: Sequence[str] = ()
 
@@ -37,7 +37,7 @@ class FrameTracing:
 
 
 class ConnectionTrace:
-    """Logs the frames of one connection; until it is known whether to, it keeps the lines."""
+    """Logs the frames of one connection; keeps the lines until the container id decides whether to log them."""
 
     def __init__(self, tracing: FrameTracing, peer: str, max_frame_size: int) -> None:
         self._tracing = tracing
@@ -48,11 +48,11 @@ class ConnectionTrace:
         """The lines so far, while it is not known whether to log them."""
 
     def received(self, data: bytes | memoryview) -> bool:
-        """Trace received bytes; return whether to go on."""
+        """Trace received bytes; return whether the connection is still traced."""
         return self._trace("received", self._received.feed(data))
 
     def sent(self, data: bytes) -> bool:
-        """Trace sent bytes; return whether to go on."""
+        """Trace sent bytes; return whether the connection is still traced."""
         return self._trace("sent", self._sent.feed(data))
 
     def _trace(self, direction: str, frames: list[str]) -> bool:

@@ -69,14 +69,14 @@ def tls_buffer_bytes(received_bytes: int) -> int:
     return received_bytes if received_bytes <= _TLS_SMALL_BYTES else _TLS_BYTES
 
 
-class Stranger(Protocol):
+class UnprovenConnection(Protocol):
     """An unproven connection."""
 
     def abort(self) -> None:
         """Close now."""
 
 
-class BufferingConnection(Stranger, Protocol):
+class BufferingConnection(UnprovenConnection, Protocol):
     """An unproven connection for which the server buffers data."""
 
     def shed(self) -> None:
@@ -107,24 +107,24 @@ class UnprovenConnections:
     ) -> None:
         self._total_bytes = total_bytes
         self._now_s = now_s
-        self._strangers: dict[Stranger, tuple[float, Callable[[], bool]]] = {}
+        self._unproven: dict[UnprovenConnection, tuple[float, Callable[[], bool]]] = {}
         """With the time since when they are here, and a function that returns whether they are proven meanwhile."""
-        self._held: dict[Stranger, int] = {}
+        self._held: dict[UnprovenConnection, int] = {}
         """Connections that hold buffered bytes, and how many; the longest-holding first."""
         self.held_bytes = 0
         self.evicted_count = 0
 
     def __len__(self) -> int:
-        return len(self._strangers)
+        return len(self._unproven)
 
     @property
     def oldest_s(self) -> float:
         """Return the time at which the oldest one was added; infinity if there is none."""
-        return next((since_s for since_s, _ in self._strangers.values()), inf)
+        return next((since_s for since_s, _ in self._unproven.values()), inf)
 
-    def add(self, connection: Stranger, is_proven: Callable[[], bool] = lambda: False) -> None:
+    def add(self, connection: UnprovenConnection, is_proven: Callable[[], bool] = lambda: False) -> None:
         """Add a connection, unless it is here. ``is_proven`` is called before it is evicted."""
-        self._strangers.setdefault(connection, (self._now_s(), is_proven))
+        self._unproven.setdefault(connection, (self._now_s(), is_proven))
 
     def hold(self, connection: BufferingConnection, size_bytes: int) -> None:
         """Record the bytes that a connection holds now. If all together hold too much, the longest-holding one is
@@ -132,7 +132,7 @@ class UnprovenConnections:
 
         That is never an honest one: a token is sent at once, and read at once.
         """
-        if connection not in self._strangers:
+        if connection not in self._unproven:
             return
         self.held_bytes += size_bytes - self._held.get(connection, 0)
         if size_bytes:
@@ -145,15 +145,15 @@ class UnprovenConnections:
             self.evicted_count += 1
             oldest.shed()
 
-    def discard(self, connection: Stranger) -> None:
+    def discard(self, connection: UnprovenConnection) -> None:
         """Remove a connection: it is proven, or closed."""
-        self._strangers.pop(connection, None)
+        self._unproven.pop(connection, None)
         self.held_bytes -= self._held.pop(connection, 0)
 
     def evict(self) -> bool:
         """Close the oldest connection, to make room for another; return whether there was one."""
-        while self._strangers:
-            connection, (_, is_proven) = next(iter(self._strangers.items()))
+        while self._unproven:
+            connection, (_, is_proven) = next(iter(self._unproven.items()))
             self.discard(connection)
             if not is_proven():
                 self.evicted_count += 1
@@ -191,7 +191,7 @@ class Connected(Protocol):
         """Check one grant at each step; at the last, end what revoked ones authorized. Yield the cost of each step."""
 
 
-class ProvableConnection(Connected, Stranger, Protocol):
+class ProvableConnection(Connected, UnprovenConnection, Protocol):
     """A connection that may become proven."""
 
 
@@ -269,7 +269,7 @@ class AmqpServices:
         self.receptions: set[ConnectionTransport] = set()
         """Transports of connections whose protocol is not detected yet."""
         self.tracing: FrameTracing | None = None
-        """Which connections log their frames, if any."""
+        """Selects the connections that log their frames, if any."""
         self.is_draining = False
         self.stopwatch: Callable[[], float] = time.perf_counter
         """Measures turns, in seconds."""

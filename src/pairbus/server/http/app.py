@@ -285,7 +285,7 @@ class Management:
             stage=Stage.MANAGEMENT,
             entity="" if is_refused else path.lower(),  # else any client could create entities in the ledger
             result=str(response.status_code) if is_refused else SUCCEEDED,
-            who="" if is_refused else key_name_of(request.headers.get("authorization")),
+            key_name="" if is_refused else key_name_of(request.headers.get("authorization")),
         )
         size_bytes = len(response.body) if isinstance(response.body, bytes) else 0
         meter.account(sort).add(0, size_bytes, units_of(size_bytes), units_of(size_bytes))

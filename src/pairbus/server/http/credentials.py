@@ -59,8 +59,8 @@ class Credentials:
     def actor(self, request: Request, path: str) -> Actor:
         """Return the sender of a request, for the audit log. A key name is only named if the key was valid."""
         grant = self.grant(path)
-        who, rights = ("", ()) if grant is None else (grant.who, tuple(sorted(grant.rights)))
-        return Actor(who=who, rights=rights, peer=peer_of(request.client), protocol=_PROTOCOL)
+        key_name, rights = ("", ()) if grant is None else (grant.who, tuple(sorted(grant.rights)))
+        return Actor(key_name=key_name, rights=rights, peer=peer_of(request.client), protocol=_PROTOCOL)
 
     def _grant(self, text: str, path: str) -> Grant:
         scheme, _, rest = text.partition(" ")

@@ -151,7 +151,7 @@ class StorageMetrics(Collector):
 
 
 class StorageState(NamedTuple):
-    """Why the store accepts no sends, if it does not, except for a stall."""
+    """The reason why the store accepts no sends, except for a stall; all fields are false while it does."""
 
     is_failing: bool = False
     is_full: bool = False
@@ -240,7 +240,7 @@ def _messages(counted: Counters) -> Iterator[Metric]:
         yield _total(f"pairbus_{old}", f"Deprecated, use pairbus_{name}_total: {what.lower()}", value)
 
 
-class StrangerMetrics(Collector):
+class UnprovenConnectionMetrics(Collector):
     """The resource use of unproven peers, and their refusals."""
 
     def __init__(
@@ -338,16 +338,16 @@ class LedgerMetrics(Collector):
         status = self._status()
         rows = CounterMetricFamily("pairbus_ledger_rows", "Rows of the ledger that are on disk", labels=["table"])
         rows.add_metric([OPERATIONS], status.operations_written)
-        rows.add_metric([LIVES], status.lives_written)
+        rows.add_metric([LIVES], status.events_written)
         yield rows
         yield CounterMetricFamily("pairbus_ledger_files", "Parquet files that are complete", value=status.files_closed)
         yield GaugeMetricFamily(
             "pairbus_ledger_events_waiting",
             "Events of messages that are not on disk yet",
-            value=status.lives_waiting,
+            value=status.events_waiting,
         )
         yield CounterMetricFamily(
-            "pairbus_ledger_events_missed", "Events that were dropped for lack of space", value=status.lives_missed
+            "pairbus_ledger_events_missed", "Events that were dropped for lack of space", value=status.events_missed
         )
         yield GaugeMetricFamily(
             "pairbus_ledger_failing",

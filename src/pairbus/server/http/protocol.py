@@ -40,7 +40,7 @@ HEADERS: Final = 100
 _HEAD_END: Final = re.compile(rb"\n\r?\n")
 _READ_WITHIN_S: Final = 5.0
 _DISCARDED_BYTES: Final = 256 * 1024
-"""How long, and up to how many bytes, a peer whose request was refused is listened to: a socket that is closed before
+"""Time and bytes for which the server reads from a peer whose request it refused: a socket that is closed before
 everything was read is reset, and the reset may overtake the response."""
 _FRAME_BYTES: Final = 1024 * 1024
 _AMQP_FRAME_BYTES: Final = 64 * 1024

@@ -25,11 +25,12 @@ class RateLimitedLog:
     def __init__(self) -> None:
         self._last: dict[str, str] = {}
 
-    def error(self, subject: str, text: str, cause: BaseException | None = None) -> None:
-        """Log an error, unless it was the last one of its subject; with the traceback of ``cause``, if there is one."""
+    def error(self, subject: str, line: str, *facts: object, cause: BaseException | None = None) -> None:
+        """Log a line with its facts, unless it was the last one of its subject; with the traceback of ``cause``."""
+        text = line % facts
         if self._last.get(subject) != text:
             self._last[subject] = text
-            _log.error("%s", text, exc_info=cause)
+            _log.error(line, *facts, exc_info=cause)
 
     def resolve(self, subject: str) -> None:
         """Forget the error of a subject: the next one is logged again."""
@@ -84,7 +85,7 @@ class SegmentCompactor:
             for base in self._mostly_merged():
                 await self._move_batches(base)
         except OSError as error:
-            self._errors.error(_COMPACT, f'side buffer compaction failed error="{error}"')
+            self._errors.error(_COMPACT, 'side buffer compaction failed error="%s"', error)
         else:
             self._errors.resolve(_COMPACT)
         await self.delete_unneeded()
@@ -110,4 +111,4 @@ class SegmentCompactor:
             entries = entries[len(first) :]
 
     def _report(self, error: OSError) -> None:
-        self._errors.error(_DELETE, f'side buffer segment not deleted error="{error}"')
+        self._errors.error(_DELETE, 'side buffer segment not deleted error="%s"', error)

@@ -144,8 +144,8 @@ class BufferMerge:
     def _blocked(
         self, buffer: EntityBuffer, count: int, step: str, error: Exception, *, has_traceback: bool = False
     ) -> MergeResult:
-        text = f'side buffer {step} failed entity={buffer.address} error="{error if str(error) else repr(error)}"'
-        self._errors.error(_subject(buffer), text, error if has_traceback else None)
+        line, reason = f'side buffer {step} failed entity=%s error="%s"', str(error) or repr(error)
+        self._errors.error(_subject(buffer), line, buffer.address, reason, cause=error if has_traceback else None)
         return MergeResult(count, Obstacle.ENTITY)
 
     def _take(self, buffer: EntityBuffer, count: int, *, is_merged: bool) -> asyncio.Future[bool]:

@@ -37,7 +37,7 @@ class ComponentState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is wrong with a component."""
+    """A problem of a component."""
 
     reason: str
     """One sentence, for logs, ``/health`` and bundles: no keys, and nothing of messages."""
@@ -75,7 +75,7 @@ class ComponentStatus:
     state: ComponentState
     restarts: int
     reason: str
-    """Why it was restarted or stopped last; empty if it never was."""
+    """The reason of the last restart or stop; empty if there was none."""
 
     is_essential: bool
 
