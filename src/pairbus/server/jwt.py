@@ -148,7 +148,7 @@ class SigningKeys:
         try:
             keys = await asyncio.to_thread(_read_keys, self._source)
         except Exception as error:  # noqa: BLE001 (any error: without this task no new key would ever be found)
-            _log.warning('signing keys not refreshed error="%s"', error)
+            _log.warning('signing keys not refreshed source=%s error="%s"', self._source, error)
             return
         if keys is not None:
             self._keys = keys

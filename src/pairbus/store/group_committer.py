@@ -187,7 +187,7 @@ class CommitThreadState:
         """The errors of attempts to rebuild it."""
 
         self.replaced_pages = 0
-        """Those of ``damaged_pages``, from the first on, that were in a file that was rebuilt."""
+        """Number of the first ``damaged_pages`` that were in a file which was rebuilt since."""
 
         self.on_unconfined: Callable[[], object] = lambda: None
         """Called on any thread when the file needs to be rebuilt: ``commit`` does it, if it is called."""

@@ -13,7 +13,7 @@ _AT_ONCE: Final = 1_000
 
 
 PREFIXES: Final = (keys.MOVED, keys.MOVED_AGAIN)
-"""Where values are moved to, in this order: both ends of the tree. What is at the second one is newer."""
+"""The prefixes under which moved values are stored, in this order, at both ends of the tree. The second is newer."""
 
 
 def moved(batch: Batch, prefix: bytes) -> dict[bytes, bytes | None]:

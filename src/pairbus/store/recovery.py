@@ -39,7 +39,7 @@ class Recovery:
     """Keys of records that could not be read. They were set aside; those of entities were left in place."""
 
     stubs: set[bytes] = field(default_factory=set)
-    """Those of the damaged keys that were messages, of which a stub is in a dead-letter queue."""
+    """The damaged keys of messages that have a stub in a dead-letter queue."""
 
     epochs: list[int] = field(default_factory=list)
     """Epochs of which the store has the last commit, in order."""

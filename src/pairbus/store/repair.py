@@ -70,7 +70,7 @@ class EntityRepair:
     entity: str
     copied: int = 0
     restored: int = 0
-    """Those of the copied ones that nothing in the damaged file led to, or of which only an earlier copy was left."""
+    """Number of copied messages that were found outside the damaged tree, or of which only an earlier copy was left."""
 
     lost: list[LostMessage] = field(default_factory=list)
 

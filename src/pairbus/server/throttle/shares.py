@@ -82,8 +82,9 @@ class FairShares:
         """The length of each recent interval in seconds, and its messages."""
 
         self._used_s: dict[str, float] = {}
-        """What was admitted, as the seconds that its share takes for it, less those that have passed; only while shares
-        are limited."""
+        """The admitted demand of each budget, in seconds of its share, less the time that has passed.
+
+        It is empty while shares are not limited."""
 
         self._denied: set[str] = set()
         self._newly_denied: list[str] = []

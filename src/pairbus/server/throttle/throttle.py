@@ -103,7 +103,7 @@ ADDING: Final = frozenset(
 """Operations that add data."""
 
 SHARED: Final = frozenset({"send", Operation.SCHEDULE_MESSAGE})
-"""Those of them that each entity has its share of, if the node is short of processing time."""
+"""The operations of which each entity has a share while the node is short of processing time."""
 
 REMOVING_MANY: Final = frozenset({"purge", Operation.BATCH_DELETE_MESSAGES, "delete-entity", "delete-subscription"})
 """Operations that free space but are much work: denied if the node is short of processing time."""
