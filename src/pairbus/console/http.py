@@ -102,7 +102,11 @@ class ConsoleTemplates:
     async def render(
         self, request: Request, template: str, values: Mapping[str, object], status: HTTPStatus = HTTPStatus.OK
     ) -> Response:
-        if self._compiling is None:
+        if self._compiling is None or _has_failed(self._compiling):
             self._compiling = asyncio.create_task(asyncio.to_thread(compile_templates, self._environment))
         await asyncio.shield(self._compiling)  # shared: the request that started it may be cancelled
         return self._templates.TemplateResponse(request, template, dict(values), status)
+
+
+def _has_failed(task: asyncio.Task[None]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
