@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any
 
 from starlette.responses import Response
 
@@ -31,13 +31,6 @@ from pairbus.server.http.descriptions import (
     settings_of,
     state_of,
 )
-
-SUPPLEMENTS: Final = {
-    "forward_to": "ServiceBusSupplementaryAuthorization",
-    "forward_dead_letters_to": "ServiceBusDlqSupplementaryAuthorization",
-}
-"""Header with the token for the entity to forward to."""
-
 
 # Single entities. The names in the path form the address, and distinguish a subscription from a queue or a topic.
 
@@ -106,7 +99,7 @@ def _update(call: HttpCall, table: Table, values: Mapping[str, Any], if_match: s
 
 
 def _require_forwarding(call: HttpCall, values: Mapping[str, Any]) -> None:
-    for name, header in SUPPLEMENTS.items():
+    for name, header in FORWARDING.items():
         target = path_of_target(values.get(name, ""))
         if target is not None:
             call.require_forwarding(target, header)
