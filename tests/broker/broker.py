@@ -146,7 +146,7 @@ class Broker:
 
     @property
     def namespace(self) -> Namespace:
-        return self.keeper.namespace
+        return self.keeper.use_namespace()
 
     # Time, and the end of the process
 

@@ -187,11 +187,11 @@ class NamespaceHost(HostEvents):
         self._waiting_sends = _WaitingSends()
         self._ready = asyncio.Event()
         self._watchdog: asyncio.TimerHandle | None = None
-        committer.rebuilt = self._rebuilt
+        committer.rebuilt.add(self._rebuilt)
         committer.before_commit.add(self.on_commit)
         committer.after_commit.add(self._commit_ended)
         committer.after_load.add(self._loaded)
-        committer.on_unconfined = self._rebuild_soon
+        committer.on_unconfined.add(self._rebuild_soon)
         self._report_recovery(committer.recovery)
         self._schedule()
 
@@ -201,7 +201,7 @@ class NamespaceHost(HostEvents):
         A failed commit replaces the broker, so do not keep it. Raises ``StoreError`` if it cannot be read.
         """
         self._schedule()
-        return self.committer.namespace
+        return self.committer.use_namespace()
 
     def now_ms(self) -> int:
         """Return the time. If it jumped, as on a machine that was asleep, entities with links do not become idle."""
@@ -235,7 +235,7 @@ class NamespaceHost(HostEvents):
         """Return the problem of the storage, except a stall; ``None`` while it works."""
         committer = self.committer
         try:
-            _ = committer.namespace
+            committer.use_namespace()
         except NamespaceLoadingError:
             return Trouble(_LOADING)
         except StoreError as error:
@@ -471,7 +471,7 @@ class NamespaceHost(HostEvents):
     def _attend(self, now_ms: int) -> None:
         """Pass on events, and schedule the next run."""
         try:
-            self._go_on(self.committer.namespace, now_ms)
+            self._go_on(self.committer.use_namespace(), now_ms)
         except NamespaceLoadingError:
             return  # it is scheduled again when the namespace is loaded
         except StoreError as error:
@@ -659,7 +659,7 @@ class NamespaceHost(HostEvents):
 
     def _keep_in_use(self, now_ms: int) -> None:
         with suppress(StoreError):  # then there is no entity that could be idle
-            self.committer.namespace.keep_in_use(self.in_use(), now_ms)
+            self.committer.use_namespace().keep_in_use(self.in_use(), now_ms)
 
     def _rebuilt(self, recovery: Recovery) -> None:
         was_replaced = len(self.committer.rebuilds) > self._logged_rebuilds
