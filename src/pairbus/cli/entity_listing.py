@@ -37,7 +37,7 @@ _LEAST: Final = 5
 """The number of columns shown even in a narrow terminal."""
 
 _ENDLESS: Final = 10_000
-_OPTIONS: Final = {setting.field: setting.option for setting in SETTINGS}
+_OPTIONS: Final = {setting.field: option for option, setting in SETTINGS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

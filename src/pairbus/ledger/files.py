@@ -122,9 +122,9 @@ class LedgerFiles:
     def _is_due(self, journal: LedgerJournal, now_ms: int) -> bool:
         age_ms = now_ms - journal.opened_ms
         return (
-            journal.size >= self._settings.close_bytes
+            journal.segment.size >= self._settings.close_bytes
             or journal.file_name.is_over(now_ms)
-            or not journal.is_at_its_path
+            or not journal.segment.is_at_its_path
             or not 0 <= age_ms < self._settings.close_s * 1_000  # the clock may be set back
         )
 
@@ -145,7 +145,7 @@ class LedgerFiles:
 
     def _convert(self, journal: LedgerJournal) -> None:
         """Convert a journal. If the file exists, a process was killed before it deleted the journal, so only delete."""
-        journal.trim()
+        journal.segment.trim()  # otherwise the rows of a failed append could end up in the journal twice
         path = journal.file_name.parquet_file(self.directory)
         if path.exists():
             sync_directory(path.parent)
@@ -158,15 +158,15 @@ class LedgerFiles:
         try:
             content = journal.read()
         except NewerJournalError as error:
-            _log.warning('journal left unchanged path=%s reason="%s"', journal.path, error)
+            _log.warning('journal left unchanged path=%s reason="%s"', journal.segment.path, error)
             journal.release()
             return False
-        if content.trusted_bytes < journal.size:
+        if content.trusted_bytes < journal.segment.size:
             _log.warning(
                 'journal partly readable path=%s valid_bytes=%d total_bytes=%d reason="incomplete or damaged frame"',
-                journal.path,
+                journal.segment.path,
                 content.trusted_bytes,
-                journal.size,
+                journal.segment.size,
             )
         if content.tables:
             write_parquet(path, journal.file_name.table, content.tables)

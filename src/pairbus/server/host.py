@@ -242,14 +242,14 @@ class NamespaceHost(HostEvents):
             return Trouble(_UNREADABLE, error)
         failure = committer.failure
         if failure is not None and not isinstance(failure, StoreFullError):
-            if self.side_buffer is not None and self.side_buffer.takes_sends():
+            if self.side_buffer is not None and self.side_buffer.writer.takes_sends():
                 return Trouble("the storage fails: sends go to the side buffer", failure, takes_sends=True)
             return Trouble("the storage fails: nothing can be written", failure)
         if failure is None and not committer.lacks_room():
             return None
         if self.side_buffer is None:
             return Trouble("the storage is full: sends are refused", failure)
-        if self.side_buffer.takes_sends():
+        if self.side_buffer.writer.takes_sends():
             return Trouble("the storage is full: sends go to the side buffer", failure, takes_sends=True)
         return Trouble("the storage is full, and the side buffer takes no more: sends are refused", failure)
 
@@ -558,7 +558,7 @@ class NamespaceHost(HostEvents):
         elif trouble is None and self._trouble is not None:
             _log.warning("storage works again namespace=%s", self.name)
             if self.side_buffer is not None:
-                self.side_buffer.hurry()
+                self.side_buffer.replayer.hurry()
         self._trouble = problem
         if problem is not None and self._second_look is None:
             self._second_look = self.loop.call_later(_LOOK_AGAIN_S, self._look_again)
@@ -609,7 +609,7 @@ class NamespaceHost(HostEvents):
         for commit, overdue in self._waiting_sends.take():
             overdue(commit)
         if self.side_buffer is not None:
-            self.side_buffer.stop_waiting()
+            self.side_buffer.writer.stop_waiting()
         if is_loading:
             self._ready.set()
             self.loop.call_soon(self.on_resumed)
@@ -631,7 +631,7 @@ class NamespaceHost(HostEvents):
         self._schedule()
         self.loop.call_soon(self.on_resumed)
         if self.side_buffer is not None:
-            self.side_buffer.hurry()
+            self.side_buffer.replayer.hurry()
 
     def _loaded(self) -> None:
         """Let requests continue that waited for the namespace, or fail if it could not be loaded."""
