@@ -655,7 +655,7 @@ def _open(path: Path, max_bytes: int) -> lmdb.Environment:
         mode=0o600,
         lock=False,
         readahead=False,
-        meminit=False,
+        meminit=True,  # what the process had in memory must not get into the file: a rebuild may find it there
         max_dbs=0,
         max_spare_txns=1,
         lib_version=0,
