@@ -8,7 +8,6 @@ from itertools import count
 from typing import Any, Final
 from uuid import UUID
 
-from pairbus.broker.address import Address, QueuePart
 from pairbus.broker.descriptions import (
     QueueDescription,
     RuleDescription,
@@ -20,7 +19,7 @@ from pairbus.broker.descriptions import (
 )
 from pairbus.broker.entity import EntityInfo
 from pairbus.broker.limits import STANDARD, Limits
-from pairbus.broker.message import DeliveredMessage, NewMessage
+from pairbus.broker.message import Address, DeliveredMessage, NewMessage, QueuePart
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.records import Records
 from pairbus.broker.settlement import SettlementKind, SettlementRequest

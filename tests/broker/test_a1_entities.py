@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.descriptions import (
     AuthorizationRule,
     EntityStatus,
@@ -24,6 +23,7 @@ from pairbus.broker.errors import (
     InvalidOperationError,
 )
 from pairbus.broker.events import EntityGone
+from pairbus.broker.message import Address
 from tests.broker.broker import MINUTE, SECOND, START, Broker, dead
 
 DAY = 24 * 60 * MINUTE

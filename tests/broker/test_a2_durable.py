@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.errors import EntityNotFoundError, LockLostError
+from pairbus.broker.message import Address
 from pairbus.broker.transaction import SettleOperation
 from pairbus.store import MemoryStore, StoreError, StoreFailedError, StoreFullError
 from pairbus.store.recovery import Recovery

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from pairbus.broker.address import Address, QueueId, QueuePart
 from pairbus.broker.descriptions import (
     EntityDescription,
     EntityRecord,
@@ -34,7 +33,7 @@ from pairbus.broker.descriptions import (
 from pairbus.broker.entity import EntityInfo
 from pairbus.broker.errors import BrokerError
 from pairbus.broker.limits import RELAXED, Limits
-from pairbus.broker.message import DeliveredMessage, NewMessage, Record
+from pairbus.broker.message import Address, DeliveredMessage, NewMessage, QueueId, QueuePart, Record
 from pairbus.broker.namespace import Namespace, SessionGrant
 from pairbus.broker.records import Records
 from pairbus.broker.rules import Rule

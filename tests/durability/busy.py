@@ -8,8 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 
-from pairbus.broker.address import Address
-from pairbus.broker.message import NewMessage
+from pairbus.broker.message import Address, NewMessage
 from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.store.errors import StoreError
 from pairbus.store.group_committer import GroupCommitter

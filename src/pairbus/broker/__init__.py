@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pairbus.broker.address import Address, QueueId, QueuePart
 from pairbus.broker.descriptions import (
     DEFAULT_RULE,
     AuthorizationRule,
@@ -70,11 +69,14 @@ from pairbus.broker.limits import PREMIUM, RELAXED, STANDARD, Limits
 from pairbus.broker.message import (
     NEVER,
     NO_PROPERTIES,
+    Address,
     Amendments,
     DeliveredMessage,
     MessageState,
     NewMessage,
     PropertyView,
+    QueueId,
+    QueuePart,
     Record,
 )
 from pairbus.broker.namespace import Namespace, SessionGrant

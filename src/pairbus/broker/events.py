@@ -5,8 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import NamedTuple, Protocol, TypeAlias
 
-from pairbus.broker.address import Address
-from pairbus.broker.message import Record
+from pairbus.broker.message import Address, Record
 
 
 class MessageEvent(Enum):

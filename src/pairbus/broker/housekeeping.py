@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from pairbus.broker.address import QueueId
 from pairbus.broker.context import BrokerContext, Deadlines
 from pairbus.broker.entity import Destination, ReceivableEntity
 from pairbus.broker.events import SessionLost
+from pairbus.broker.message import QueueId
 from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
 from pairbus.broker.router import Router

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 from uuid import UUID
 from warnings import warn
 
-from pairbus.broker.address import Address, QueueId, QueuePart
 from pairbus.broker.catalogue import AuthorizationRules, Catalogue, Lookup
 from pairbus.broker.context import BrokerContext, TimerQueue
 from pairbus.broker.descriptions import (
@@ -36,7 +35,7 @@ from pairbus.broker.errors import (
 from pairbus.broker.events import EventSink, IndexFault, MessageEvent, Notice
 from pairbus.broker.housekeeping import ForwardingJob, Housekeeping, Timekeeper
 from pairbus.broker.limits import STANDARD, Limits
-from pairbus.broker.message import NEVER, DeliveredMessage, NewMessage, PropertyView
+from pairbus.broker.message import NEVER, Address, DeliveredMessage, NewMessage, PropertyView, QueueId, QueuePart
 from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
 from pairbus.broker.records import BodyStore, Records

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from pairbus.broker.address import QueueId
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
-from pairbus.broker.message import Record
+from pairbus.broker.message import QueueId, Record
 
 
 class Records(Protocol):

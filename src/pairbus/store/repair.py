@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pairbus.broker.address import QueueId
 from pairbus.broker.descriptions import EntityRecord, QueueDescription
+from pairbus.broker.message import QueueId
 from pairbus.broker.queue import PARTITION_SHIFT
 from pairbus.durable import OURS_ALONE, make_directory, sync_directory, try_lock
 from pairbus.store import keys
