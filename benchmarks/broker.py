@@ -23,7 +23,7 @@ from pairbus.broker.descriptions import QueueDescription
 from pairbus.broker.limits import RELAXED
 from pairbus.broker.message import NO_PROPERTIES, Address, NewMessage
 from pairbus.broker.namespace import Namespace
-from pairbus.broker.records import Records
+from pairbus.broker.ports import Records
 from pairbus.store.group_committer import GroupCommitter
 
 GROUP = 100

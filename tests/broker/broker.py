@@ -21,7 +21,7 @@ from pairbus.broker.entity import EntityInfo
 from pairbus.broker.limits import STANDARD, Limits
 from pairbus.broker.message import Address, DeliveredMessage, NewMessage, QueuePart
 from pairbus.broker.namespace import Namespace
-from pairbus.broker.records import Records
+from pairbus.broker.ports import Records
 from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.sql import MISSING, Missing
 from pairbus.store import KeyValueStore, MemoryStore

@@ -47,7 +47,6 @@ from pairbus.broker.errors import (
     SessionLockLostError,
     SessionRequiredError,
 )
-from pairbus.broker.events import EntityGone, Notice, SessionLost
 from pairbus.broker.limits import MEGABYTE, Limits
 from pairbus.broker.message import (
     NEVER,
@@ -60,6 +59,7 @@ from pairbus.broker.message import (
     Record,
 )
 from pairbus.broker.namespace import SessionGrant
+from pairbus.broker.ports import EntityGone, Notice, SessionLost
 from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.sql import MISSING, Missing
 from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation

@@ -22,8 +22,8 @@ from pairbus.broker.errors import (
     InvalidNameError,
     InvalidOperationError,
 )
-from pairbus.broker.events import EntityGone
 from pairbus.broker.message import Address
+from pairbus.broker.ports import EntityGone
 from tests.broker.broker import MINUTE, SECOND, START, Broker, dead
 
 DAY = 24 * 60 * MINUTE

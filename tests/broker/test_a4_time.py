@@ -8,8 +8,8 @@ import pytest
 
 from pairbus.broker.descriptions import EntityStatus
 from pairbus.broker.errors import EntityNotFoundError, LockLostError, MessageNotFoundError
-from pairbus.broker.events import EntityGone
 from pairbus.broker.message import NEVER, Address, MessageState
+from pairbus.broker.ports import EntityGone
 from tests.broker.broker import LOCK, MINUTE, SECOND, START, Broker, dead, letter, numbers, reason, text, texts
 
 IDLE = 5 * MINUTE

@@ -35,7 +35,7 @@ from pairbus.broker.errors import BrokerError
 from pairbus.broker.limits import RELAXED, Limits
 from pairbus.broker.message import Address, DeliveredMessage, NewMessage, QueueId, QueuePart, Record
 from pairbus.broker.namespace import Namespace, SessionGrant
-from pairbus.broker.records import Records
+from pairbus.broker.ports import Records
 from pairbus.broker.rules import Rule
 from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation

@@ -9,7 +9,7 @@ from uuid import UUID
 from pairbus.broker.limits import RELAXED
 from pairbus.broker.message import NO_PROPERTIES, Address, DeliveredMessage, QueuePart
 from pairbus.broker.namespace import Namespace
-from pairbus.broker.records import Records
+from pairbus.broker.ports import Records
 from pairbus.store.group_committer import GroupCommitter
 
 NOW = 1_000_000

@@ -10,7 +10,7 @@ import pytest
 
 from pairbus.broker import NewMessage, QueueDescription
 from pairbus.broker.namespace import Namespace
-from pairbus.broker.records import Records
+from pairbus.broker.ports import Records
 from pairbus.store import GroupCommitter, MemoryStore, NamespaceLoadingError, StoreFailedError
 from pairbus.store.group_committer import CommitThreadState
 from pairbus.store.recovery import Recovery

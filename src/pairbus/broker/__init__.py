@@ -54,17 +54,6 @@ from pairbus.broker.errors import (
     SessionLockLostError,
     SessionRequiredError,
 )
-from pairbus.broker.events import (
-    AccessChanged,
-    EntityGone,
-    EventSink,
-    IndexFault,
-    IndexReloaded,
-    MessageEvent,
-    Notice,
-    Quarantined,
-    SessionLost,
-)
 from pairbus.broker.limits import PREMIUM, RELAXED, STANDARD, Limits
 from pairbus.broker.message import (
     NEVER,
@@ -80,7 +69,18 @@ from pairbus.broker.message import (
     Record,
 )
 from pairbus.broker.namespace import Namespace, SessionGrant
-from pairbus.broker.records import Records
+from pairbus.broker.ports import (
+    AccessChanged,
+    EntityGone,
+    EventSink,
+    IndexFault,
+    IndexReloaded,
+    MessageEvent,
+    Notice,
+    Quarantined,
+    Records,
+    SessionLost,
+)
 from pairbus.broker.repair import IndexAudit
 from pairbus.broker.restoration import NamespaceRestore
 from pairbus.broker.rules import Rule

@@ -39,10 +39,10 @@ from pairbus.broker.errors import (
     RuleQuotaExceededError,
     SessionLockLostError,
 )
-from pairbus.broker.events import AccessChanged, EntityGone
 from pairbus.broker.housekeeping import DeletedEntity, Housekeeping
 from pairbus.broker.limits import RELAXED, UNLIMITED
 from pairbus.broker.message import Address, QueueId, QueuePart, subscription_path
+from pairbus.broker.ports import AccessChanged, EntityGone
 from pairbus.broker.queue import OnDue, Queue, Usage
 from pairbus.broker.rules import Rule, is_sql_filter, make_rule
 from pairbus.broker.session import Lock, QueueSession

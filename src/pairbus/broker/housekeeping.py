@@ -9,8 +9,8 @@ from typing import Protocol
 
 from pairbus.broker.context import BrokerContext, Deadlines
 from pairbus.broker.entity import Destination, ReceivableEntity
-from pairbus.broker.events import SessionLost
 from pairbus.broker.message import QueueId
+from pairbus.broker.ports import SessionLost
 from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
 from pairbus.broker.router import Router

@@ -9,8 +9,8 @@ from pairbus.broker import errors
 from pairbus.broker.context import BrokerContext
 from pairbus.broker.descriptions import Value
 from pairbus.broker.entity import Entity, ReceivableEntity, TopicEntity
-from pairbus.broker.events import Quarantined
 from pairbus.broker.message import NEVER, Amendments, MessageState, Record, unreadable
+from pairbus.broker.ports import Quarantined
 from pairbus.broker.queue import Queue
 from pairbus.broker.router import Failure, Router
 

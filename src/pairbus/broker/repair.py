@@ -13,7 +13,7 @@ from typing import Final
 from pairbus.broker.context import BrokerContext
 from pairbus.broker.entity import Entity, ReceivableEntity
 from pairbus.broker.errors import EntityUnavailableError
-from pairbus.broker.events import IndexFault, IndexReloaded, SessionLost
+from pairbus.broker.ports import IndexFault, IndexReloaded, SessionLost
 from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
 from pairbus.broker.session import Sequences

@@ -9,9 +9,9 @@ from pairbus.broker.context import BrokerContext
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
 from pairbus.broker.duplicates import DuplicateCleanup
 from pairbus.broker.entity import QueueEntity, ReceivableEntity, TopicEntity
-from pairbus.broker.events import MessageEvent
 from pairbus.broker.housekeeping import DeletedEntity, Housekeeping
 from pairbus.broker.message import MessageState, QueueId, Record, unreadable
+from pairbus.broker.ports import MessageEvent
 from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
 from pairbus.broker.session import Sequences

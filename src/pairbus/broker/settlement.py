@@ -13,9 +13,9 @@ from pairbus.broker.context import BrokerContext
 from pairbus.broker.descriptions import Value
 from pairbus.broker.entity import ReceivableEntity
 from pairbus.broker.errors import InvalidOperationError, InvalidRequestError
-from pairbus.broker.events import MessageEvent
 from pairbus.broker.limits import Limits
 from pairbus.broker.message import DeliveredMessage, MessageState, QueuePart, Record
+from pairbus.broker.ports import MessageEvent
 from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
 from pairbus.broker.router import Failure, Router, amended, amendments_bytes

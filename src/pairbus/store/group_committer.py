@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Final, NamedTuple, Self, TypeAlias, TypeVar
 
 from pairbus.broker.namespace import Namespace
-from pairbus.broker.records import Records
+from pairbus.broker.ports import Records
 from pairbus.callbacks import Callbacks
 from pairbus.store import keys
 from pairbus.store.datafile import disk_errors_as_store_errors
