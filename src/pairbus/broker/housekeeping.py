@@ -11,8 +11,8 @@ from pairbus.broker.context import BrokerContext, Deadlines
 from pairbus.broker.entity import Destination, ReceivableEntity
 from pairbus.broker.message import QueueId
 from pairbus.broker.ports import SessionLost
-from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
+from pairbus.broker.repair import Quarantine
 from pairbus.broker.router import Router
 from pairbus.broker.session import QueueSession, Sequences
 from pairbus.broker.settlement import Settlement

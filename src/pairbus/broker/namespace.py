@@ -36,9 +36,8 @@ from pairbus.broker.housekeeping import ForwardingJob, Housekeeping, Timekeeper
 from pairbus.broker.limits import STANDARD, Limits
 from pairbus.broker.message import NEVER, Address, DeliveredMessage, NewMessage, PropertyView, QueueId, QueuePart
 from pairbus.broker.ports import BodyStore, EventSink, IndexFault, MessageEvent, Notice, Records
-from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
-from pairbus.broker.repair import EntityReload, IndexAudit, check_loaded
+from pairbus.broker.repair import EntityReload, IndexAudit, Quarantine, check_loaded
 from pairbus.broker.restoration import NamespaceRestore
 from pairbus.broker.router import Router
 from pairbus.broker.rules import Rule

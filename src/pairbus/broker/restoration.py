@@ -12,8 +12,8 @@ from pairbus.broker.entity import QueueEntity, ReceivableEntity, TopicEntity
 from pairbus.broker.housekeeping import DeletedEntity, Housekeeping
 from pairbus.broker.message import MessageState, QueueId, Record, unreadable
 from pairbus.broker.ports import MessageEvent
-from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
+from pairbus.broker.repair import Quarantine
 from pairbus.broker.session import Sequences
 
 

@@ -16,8 +16,8 @@ from pairbus.broker.errors import InvalidOperationError, InvalidRequestError
 from pairbus.broker.limits import Limits
 from pairbus.broker.message import DeliveredMessage, MessageState, QueuePart, Record
 from pairbus.broker.ports import MessageEvent
-from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
+from pairbus.broker.repair import Quarantine
 from pairbus.broker.router import Failure, Router, amended, amendments_bytes
 from pairbus.broker.session import Lock, QueueSession
 from pairbus.broker.validation import check_text, check_values
