@@ -25,8 +25,17 @@ from pairbus.store.errors import (
     UnconfinedDamageError,
 )
 from pairbus.store.keys import after
-from pairbus.store.keyvalue import LONGEST_KEY_BYTES, Batch, DamageListener, check_key, check_keys
-from pairbus.store.moved import PREFIXES, moved, original, put_back_moved
+from pairbus.store.keyvalue import (
+    LONGEST_KEY_BYTES,
+    PREFIXES,
+    Batch,
+    DamageListener,
+    check_key,
+    check_keys,
+    moved,
+    original,
+    put_back_moved,
+)
 from pairbus.store.page_guard import (
     Fences,
     Found,

@@ -19,9 +19,8 @@ from pairbus.store import keys
 from pairbus.store.datafile import disk_errors_as_store_errors
 from pairbus.store.directory import DATA_FILE, FORMAT_FILE, LOCK_FILE, read_format, write_format
 from pairbus.store.errors import DamagedStoreError, NotADataDirectoryError, RepairTargetError, StoreInUseError
-from pairbus.store.keyvalue import apply
+from pairbus.store.keyvalue import apply, put_back_moved
 from pairbus.store.lmdb import LmdbStore
-from pairbus.store.moved import put_back_moved
 from pairbus.store.page_nodes import LostPage, PageNode
 from pairbus.store.records import (
     RecordFormatError,
