@@ -25,8 +25,8 @@ from pairbus.store import (
     apply,
     verify,
 )
-from pairbus.store.checksums import seal
 from pairbus.store.directory import DATA_FILE
+from pairbus.store.page_nodes import seal
 from tests.store.child import run
 from tests.store.opening import EVERYTHING, open_raw
 

@@ -13,7 +13,6 @@ from typing import Final
 
 from pairbus.callbacks import Callbacks
 from pairbus.durable import put_in_place, sync_directory
-from pairbus.store.checksums import CHECKSUM_BYTES, seal, unseal
 from pairbus.store.datafile import BEYOND_LAST_PAGE_BYTES, MEBIBYTE, NO_SPACE, DataFile
 from pairbus.store.errors import (
     CommitOrderError,
@@ -47,7 +46,7 @@ from pairbus.store.page_guard import (
     unconfined,
     unwritable_leaves,
 )
-from pairbus.store.page_nodes import LostPage
+from pairbus.store.page_nodes import CHECKSUM_BYTES, LostPage, seal, unseal
 from pairbus.store.pages import free_pages, verify
 
 try:
