@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from pairbus.html import compile_templates, environment
 from pairbus.server.errors import BadRequestError
-from pairbus.server.http.body import read_body
+from pairbus.server.http.call import read_body
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

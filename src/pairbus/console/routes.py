@@ -40,7 +40,7 @@ from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.audit import Actor, AuditAction
 from pairbus.server.counters import Counters
 from pairbus.server.errors import REFUSABLE, BadRequestError, ServerBusyError, UnauthorizedError, refusal_of
-from pairbus.server.http.body import BodyTooLargeError
+from pairbus.server.http.call import BodyTooLargeError
 from pairbus.server.log_context import ContextLog, LogValue, peer_of
 from pairbus.server.settings import Settings
 from pairbus.server.supervision.supervisor import Component, SupervisedTask

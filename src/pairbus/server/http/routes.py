@@ -18,8 +18,7 @@ from pairbus.server.errors import BadRequestError, FaultsNotAllowedError, NotSup
 from pairbus.server.fault_injection import inject_fault
 from pairbus.server.faults import FAULTS_PATH, Fault, Faults
 from pairbus.server.http.answers import entry_answer
-from pairbus.server.http.body import MAX_BODY_BYTES
-from pairbus.server.http.call import HttpCall
+from pairbus.server.http.call import MAX_BODY_BYTES, HttpCall
 from pairbus.server.http.entities import (
     delete_entity,
     get_entity,
