@@ -43,7 +43,7 @@ from pairbus.server import Settings, dispatcher, jwt, listener, outbox, peer_lim
 from pairbus.server.amqp import connection, producer, requests, services
 from pairbus.server.amqp.requests import RequestNode
 from pairbus.server.connection_limits import ConnectionLimits
-from pairbus.server.http import answers, body, protocol
+from pairbus.server.http import answers, call, protocol
 from pairbus.server.side_buffer import archive, compactor, replayer
 from pairbus.server.throttle import gauges, throttle
 from pairbus.spark import locks
@@ -363,7 +363,7 @@ FIGURES: Final[dict[str, Figures]] = {
         ("of `TokenProvider.from_key` | {} |", span(default(TokenProvider.from_key, "time_to_live"))),
     ],
     "docs/reference/http.md": [
-        ("`SharedAccessAuthorizationRule`, of at most {}", size(body.MAX_BODY_BYTES)),
+        ("`SharedAccessAuthorizationRule`, of at most {}", size(call.MAX_BODY_BYTES)),
         ("the default is the first {}, and the maximum is {}", count(answers.DEFAULT_TOP), count(answers.MAX_TOP)),
     ],
     "docs/reference/ledger.md": [

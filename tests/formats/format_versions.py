@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from pairbus.jobs.capture import window
 from pairbus.ledger import columns
-from pairbus.server.side_buffer import batch
+from pairbus.server.side_buffer import archive
 from pairbus.spark import offset
 from pairbus.store import buffer_directory, directory, pages, records
 
@@ -27,7 +27,7 @@ CURRENT: Final[Mapping[str, int]] = {
     "data file": pages.DATA_VERSION,
     "records": records.VERSION,
     "side buffer": buffer_directory.FORMAT_VERSION,
-    "parcels": batch._VERSION[-1],
+    "parcels": archive._VERSION[-1],
     "ledger": columns.VERSION,
     "consume offsets": offset._VERSION,
     "browse offsets": offset._MARKS_VERSION,
@@ -41,7 +41,7 @@ NAMED: Final = frozenset(
         "store/pages.DATA_VERSION",
         "store/records.VERSION",
         "store/buffer_directory.FORMAT_VERSION",
-        "server/side_buffer/batch._VERSION",
+        "server/side_buffer/archive._VERSION",
         "ledger/columns.VERSION",
         "spark/offset._VERSION",
         "spark/offset._MARKS_VERSION",

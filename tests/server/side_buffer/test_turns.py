@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pairbus.broker import Address, NewMessage, QueueDescription
-from pairbus.server.side_buffer.batch import BufferedBatch, mark_of, pack_batch
+from pairbus.server.side_buffer.archive import BufferedBatch, mark_of, pack_batch
 from pairbus.store.buffer_directory import BufferDirectory
 from pairbus.store.segment_log import SegmentLog
 from pairbus.wire import ACCEPTED
