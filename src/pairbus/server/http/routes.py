@@ -21,15 +21,21 @@ from pairbus.server.http.answers import entry_answer
 from pairbus.server.http.call import MAX_BODY_BYTES, HttpCall
 from pairbus.server.http.entities import (
     delete_entity,
+    delete_key,
+    delete_rule,
     get_entity,
+    get_key,
+    get_rule,
+    list_keys,
     list_queues,
+    list_rules,
     list_subscriptions,
     list_topics,
     put_entity,
+    put_key,
+    put_rule,
     put_subscription,
 )
-from pairbus.server.http.keys import delete_key, get_key, list_keys, put_key
-from pairbus.server.http.rules import delete_rule, get_rule, list_rules, put_rule
 from pairbus.server.supervision.diagnostics import Diagnostics
 
 
