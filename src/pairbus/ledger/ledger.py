@@ -12,9 +12,14 @@ from threading import Event as Flag
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
-from pairbus.ledger.errors import LedgerDirectoryError, LedgerSystemError, PyArrowMissingError
 from pairbus.ledger.events import LifecycleEvent, OperationCounts, OperationKey, operation_rows
-from pairbus.ledger.settings import LedgerSettings, LedgerStatus
+from pairbus.ledger.settings import (
+    LedgerDirectoryError,
+    LedgerSettings,
+    LedgerStatus,
+    LedgerSystemError,
+    PyArrowMissingError,
+)
 from pairbus.ledger.write_queue import WriteQueue
 
 if TYPE_CHECKING:
