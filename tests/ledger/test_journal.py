@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pairbus.ledger import LIVES, LedgerSettings, read_open
-from pairbus.ledger.columns import VERSION, VERSION_KEY
+from pairbus.ledger.events import VERSION, VERSION_KEY
 from pairbus.ledger.files import LedgerFiles
 from pairbus.ledger.journal import LedgerJournal
 from pairbus.ledger.schema import SCHEMAS, LedgerFileName, RowBatch, hour_of, row_batches

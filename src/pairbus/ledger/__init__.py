@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pairbus.ledger.columns import COLUMNS, LIVES, OPERATIONS, PARTITIONS, VERSION, VERSION_KEY
 from pairbus.ledger.events import (
+    COLUMNS,
+    LIVES,
+    OPERATIONS,
+    PARTITIONS,
     SUCCEEDED,
     UNIT_BYTES,
+    VERSION,
+    VERSION_KEY,
     LedgerEvent,
     LifecycleEvent,
     OperationCounts,

@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pairbus.durable import OURS_ALONE, make_directory, put_in_place, sync_directory
-from pairbus.ledger.columns import COLUMNS, LIVES, OPERATIONS, TEXT
-from pairbus.ledger.events import LifecycleEvent
+from pairbus.ledger.events import COLUMNS, LIVES, OPERATIONS, TEXT, LifecycleEvent
 from pairbus.ledger.journal import OPEN, SUFFIX, LedgerJournal, NewerJournalError, open_journals, tables_of
 from pairbus.ledger.schema import LedgerFileName, RowBatch, hour_of
 from pairbus.ledger.settings import LedgerSettings

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, Self
 import pyarrow as pa
 
 from pairbus.durable import make_directory, sync_directory, try_lock
-from pairbus.ledger.columns import VERSION, VERSION_KEY
+from pairbus.ledger.events import VERSION, VERSION_KEY
 from pairbus.ledger.schema import SCHEMAS, LedgerFileName, RowBatch
 from pairbus.store.segment_log import Segment, read_frames
 

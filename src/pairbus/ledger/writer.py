@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from pairbus.ledger.columns import LIVES, OPERATIONS
+from pairbus.ledger.events import LIVES, OPERATIONS
 from pairbus.ledger.files import LedgerFiles
 from pairbus.ledger.schema import RowBatch, row_batches
 from pairbus.ledger.write_queue import QueuedRows, WriteQueue
