@@ -23,8 +23,7 @@ from pairbus.ledger.settings import (
 from pairbus.ledger.write_queue import WriteQueue
 
 if TYPE_CHECKING:
-    from pairbus.ledger.files import LedgerFiles
-    from pairbus.ledger.writer import LedgerWriter
+    from pairbus.ledger.files import LedgerFiles, LedgerWriter
 
 _PAUSE_S: Final = 0.0005
 _TEMPORARY: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -81,9 +80,11 @@ class Ledger:
         if sys.platform == "win32":
             raise LedgerSystemError(sys.platform)
         _expect_pyarrow()
-        from pairbus.ledger.files import LedgerFiles  # noqa: PLC0415 (requires pyarrow, an optional dependency)
+        from pairbus.ledger.files import (
+            LedgerFiles,
+            LedgerWriter,
+        )
         from pairbus.ledger.schema import well_formed  # noqa: PLC0415
-        from pairbus.ledger.writer import LedgerWriter  # noqa: PLC0415
 
         files = LedgerFiles(directory, settings)
         for step in (files.prepare, files.expect_writable, files.adopt):
