@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from pairbus.jobs.capture import window
-from pairbus.ledger import columns
+from pairbus.ledger import events
 from pairbus.server.side_buffer import archive
 from pairbus.spark import offset
 from pairbus.store import buffer_directory, directory, pages, records
@@ -28,7 +28,7 @@ CURRENT: Final[Mapping[str, int]] = {
     "records": records.VERSION,
     "side buffer": buffer_directory.FORMAT_VERSION,
     "parcels": archive._VERSION[-1],
-    "ledger": columns.VERSION,
+    "ledger": events.VERSION,
     "consume offsets": offset._VERSION,
     "browse offsets": offset._MARKS_VERSION,
     "capture book": window._VERSION,
@@ -42,7 +42,7 @@ NAMED: Final = frozenset(
         "store/records.VERSION",
         "store/buffer_directory.FORMAT_VERSION",
         "server/side_buffer/archive._VERSION",
-        "ledger/columns.VERSION",
+        "ledger/events.VERSION",
         "spark/offset._VERSION",
         "spark/offset._MARKS_VERSION",
         "jobs/capture/window._VERSION",
@@ -113,12 +113,12 @@ def _ledgers(root: Path) -> Iterator[int]:
         yield from (_ledger_version(pa.ipc.open_stream(content).schema.metadata) for content in _chunks(path))
     for path in root.rglob("*.parquet"):
         metadata = parquet.read_metadata(path).metadata or {}
-        if columns.VERSION_KEY.encode() in metadata:  # captured messages are Parquet, too
+        if events.VERSION_KEY.encode() in metadata:  # captured messages are Parquet, too
             yield _ledger_version(metadata)
 
 
 def _ledger_version(metadata: Mapping[bytes, bytes]) -> int:
-    return int(metadata[columns.VERSION_KEY.encode()])
+    return int(metadata[events.VERSION_KEY.encode()])
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

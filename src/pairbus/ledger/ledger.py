@@ -80,10 +80,7 @@ class Ledger:
         if sys.platform == "win32":
             raise LedgerSystemError(sys.platform)
         _expect_pyarrow()
-        from pairbus.ledger.files import (
-            LedgerFiles,
-            LedgerWriter,
-        )
+        from pairbus.ledger.files import LedgerFiles, LedgerWriter  # noqa: PLC0415 (pyarrow is optional)
         from pairbus.ledger.schema import well_formed  # noqa: PLC0415
 
         files = LedgerFiles(directory, settings)

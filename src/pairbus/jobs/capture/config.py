@@ -1,4 +1,4 @@
-"""The configuration and the errors of a capture. It imports no Spark: the command line reads it before Spark is needed."""
+"""The configuration and the errors of a capture. It imports no Spark, which the command line needs only later."""
 
 from __future__ import annotations
 
