@@ -34,7 +34,7 @@ from pairbus.jobs.reconcile import events as reconcile_events
 from pairbus.jobs.reconcile import reconciliation
 from pairbus.jobs.reconcile.report import LISTED
 from pairbus.jobs.syphon import standalone
-from pairbus.ledger import LedgerSettings, events
+from pairbus.ledger import LedgerSettings
 from pairbus.ledger import events as ledger_events
 from pairbus.pairing import backlog, entity, events, pair, report, reporter, route
 from pairbus.pairing import session_order as order
@@ -367,7 +367,7 @@ FIGURES: Final[dict[str, Figures]] = {
         ("the default is the first {}, and the maximum is {}", count(answers.DEFAULT_TOP), count(answers.MAX_TOP)),
     ],
     "docs/reference/ledger.md": [
-        ("`pairbus.ledger.version`. It is {};", count(events.VERSION)),
+        ("`pairbus.ledger.version`. It is {};", count(ledger_events.VERSION)),
         ("| units of {}, each message", size(ledger_events.UNIT_BYTES)),
     ],
     "docs/reference/pairing.md": [

@@ -8,10 +8,10 @@ from urllib.parse import urlencode
 
 from pairbus.broker import EntityInfo, QueuePart, TopicDescription
 from pairbus.console.actions import destination_of
-from pairbus.console.context import ConsoleEntity, ConsolePage, RequestContext, entity_at, entity_of
 from pairbus.console.counts import EntityCount
 from pairbus.console.entities_page import count_values
 from pairbus.console.formatting import date_time, duration, number, rate, size
+from pairbus.console.http import ConsoleEntity, ConsolePage, RequestContext, entity_at, entity_of
 from pairbus.console.message_page import BodyView, ShownMessage, body_text, show
 from pairbus.dialect.atom.rules import action_text, filter_text
 from pairbus.entity_settings import ENTITY_SETTINGS, SettingType

@@ -30,9 +30,18 @@ from pairbus.console.auth import (
     is_unencrypted,
     parse_login_form,
 )
-from pairbus.console.context import ConsolePage, RequestContext, entity_of
 from pairbus.console.formatting import sentence
-from pairbus.console.http import HEADERS, BrowserRoute, ConsoleRoute, ConsoleTemplates, Handler, read_form
+from pairbus.console.http import (
+    HEADERS,
+    BrowserRoute,
+    ConsolePage,
+    ConsoleRoute,
+    ConsoleTemplates,
+    Handler,
+    RequestContext,
+    entity_of,
+    read_form,
+)
 from pairbus.console.live import LiveValues, stream
 from pairbus.console.reports import ReportApi
 from pairbus.console.sampler import Sampler
