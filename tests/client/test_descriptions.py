@@ -23,7 +23,7 @@ from pairbus.client.management.descriptions import (
     TopicDescription,
 )
 from pairbus.client.management.rules import CorrelationFilter, RuleDescription, SqlFilter, SqlRuleAction, TrueFilter
-from pairbus.client.times import (
+from pairbus.client.validation import (
     from_milliseconds,
     happened_ms,
     to_milliseconds,

@@ -32,7 +32,7 @@ from pairbus.client.management.rules import (
     SqlRuleAction,
     TrueFilter,
 )
-from pairbus.client.times import (
+from pairbus.client.validation import (
     from_milliseconds,
     happened_ms,
     to_milliseconds,
