@@ -1,4 +1,4 @@
-"""Delivery states and outcomes (parts 3.4 and 4.5 of the standard), and the ends of a link (part 3.5)."""
+"""Delivery states and outcomes (parts 3.4 and 4.5 of the standard), the ends of a link, and coordinators (3.5, 4.5)."""
 
 from __future__ import annotations
 
