@@ -19,12 +19,11 @@ from uuid import UUID
 
 import lmdb
 
-from pairbus.broker.address import Address
 from pairbus.broker.descriptions import QueueDescription
 from pairbus.broker.limits import RELAXED
-from pairbus.broker.message import NO_PROPERTIES, NewMessage
+from pairbus.broker.message import NO_PROPERTIES, Address, NewMessage
 from pairbus.broker.namespace import Namespace
-from pairbus.broker.records import Records
+from pairbus.broker.ports import Records
 from pairbus.store.group_committer import GroupCommitter
 
 GROUP = 100

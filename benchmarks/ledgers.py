@@ -24,8 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pairbus.ledger.columns import COLUMNS, LIVES, NUMBER, OPERATIONS, TEXT, TIME
-from pairbus.ledger.events import LedgerEvent, OperationKind, Stage
+from pairbus.ledger.events import COLUMNS, LIVES, NUMBER, OPERATIONS, TEXT, TIME, LedgerEvent, OperationKind, Stage
 
 ROWS: Final = (10_000_000, 100_000_000)
 QUICK_ROWS: Final = (1_000_000, 3_000_000)

@@ -21,7 +21,7 @@ def main() -> None:
     from pairbus.cli.main import app  # noqa: PLC0415 (the slow import)
 
     try:
-        app()
+        app(obj=stop_at_once)  # the commands replace this handler while they run
     finally:
         if signal.getsignal(signal.SIGINT) is stop_at_once:
             signal.signal(signal.SIGINT, signal.SIG_IGN)

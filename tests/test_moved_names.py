@@ -50,6 +50,10 @@ def test_old_name_works_with_a_warning_that_names_the_new_one(module: str, old: 
         ("pairbus.jobs.cost.allowances", "beyond_allowances"),
         ("pairbus.jobs.reconcile.session", "SESSION"),
         ("pairbus.broker.sql", "SqlFilter"),
+        ("pairbus.ledger.errors", "LedgerSettingsError"),
+        ("pairbus.jobs.capture.errors", "CaptureError"),
+        ("pairbus.server.http.body", "BodyTooLargeError"),
+        ("pairbus.server.side_buffer.batch", "BatchFormatError"),
     ],
 )
 def test_import_that_an_earlier_page_documented_works(module: str, name: str) -> None:

@@ -1,8 +1,9 @@
 """The settings of queues, topics and subscriptions: one table, which everything that names a setting reads.
 
 The broker takes names, defaults and ranges from it, the management API its elements, the client its fields, the command
-line its options, the declaration file and the emulator's configuration file their keys. A setting is added here, and as
-a field of the broker's and the client's descriptions, which are classes so that a type checker knows them.
+line its options, the console its labels, the declaration file and the emulator's configuration file their keys. A
+setting is added here, and as a field of the broker's and the client's descriptions, which are classes so that a type
+checker knows them.
 
 Authorization rules are not in the table: each of these formats writes them in its own way.
 """
@@ -65,14 +66,23 @@ class EntitySetting(Generic[T]):
     element: str
     """The element of the management API."""
 
+    label: str
+    """The label on the console."""
+
     option: str | None = None
     """The option of ``pairbus entities create`` and ``update``; ``None`` if there is none."""
 
     help: str = ""
     """The description, for the command line and the reference."""
 
+    unit: str = ""
+    """The unit that follows a number on the console."""
+
     emulator_key: str | None = None
     """The key in the emulator's ``Config.json``; ``None`` if it has none."""
+
+    forwarding_header: str | None = None
+    """The header of a request with the token for the entity that the setting names; ``None`` for other settings."""
 
     minimum: int | str | None = None
     """The smallest value, or the name of the limit of the namespace that says it."""
@@ -121,6 +131,7 @@ LOCK_DURATION: Final = EntitySetting[int](
     maximum="max_lock_ms",
     field="lock_duration",
     element="LockDuration",
+    label="Lock duration",
     option="--lock-duration",
     help="the duration of a lock on a message or session",
     emulator_key="LockDuration",
@@ -134,6 +145,7 @@ MAX_DELIVERY_COUNT: Final = EntitySetting[int](
     maximum="max_delivery_count",
     field="max_delivery_count",
     element="MaxDeliveryCount",
+    label="Max delivery count",
     option="--max-delivery-count",
     help="the number of deliveries after which a message is dead-lettered",
     emulator_key="MaxDeliveryCount",
@@ -146,6 +158,7 @@ DEFAULT_TIME_TO_LIVE: Final = EntitySetting[int | None](
     minimum="min_time_to_live_ms",
     field="default_message_time_to_live",
     element="DefaultMessageTimeToLive",
+    label="Default time to live",
     option="--ttl",
     help="the default and maximum time to live of messages, or never",
     emulator_key="DefaultMessageTimeToLive",
@@ -157,6 +170,7 @@ DEAD_LETTER_ON_EXPIRATION: Final = EntitySetting[bool](
     default=False,
     field="enable_dead_lettering_on_message_expiration",
     element="DeadLetteringOnMessageExpiration",
+    label="Dead-letter expired messages",
     option="--dead-letter-expired",
     help="dead-letter expired messages instead of removing them",
     emulator_key="DeadLetteringOnMessageExpiration",
@@ -169,6 +183,7 @@ REQUIRES_SESSION: Final = EntitySetting[bool](
     is_fixed=True,
     field="requires_session",
     element="RequiresSession",
+    label="Requires sessions",
     option="--sessions",
     help="require a session for every message",
     emulator_key="RequiresSession",
@@ -181,6 +196,7 @@ REQUIRES_DUPLICATE_DETECTION: Final = EntitySetting[bool](
     is_fixed=True,
     field="requires_duplicate_detection",
     element="RequiresDuplicateDetection",
+    label="Detects duplicates",
     option="--detect-duplicates",
     help="drop messages with an id that was received before",
     emulator_key="RequiresDuplicateDetection",
@@ -194,6 +210,7 @@ DUPLICATE_WINDOW: Final = EntitySetting[int](
     maximum="max_duplicate_window_ms",
     field="duplicate_detection_history_time_window",
     element="DuplicateDetectionHistoryTimeWindow",
+    label="Duplicate detection window",
     option="--duplicate-window",
     help="the time that ids are remembered for duplicate detection",
     emulator_key="DuplicateDetectionHistoryTimeWindow",
@@ -207,6 +224,8 @@ MAX_SIZE: Final = EntitySetting[int](
     choices="entity_megabytes",
     field="max_size_in_megabytes",
     element="MaxSizeInMegabytes",
+    label="Max size",
+    unit=" MB",
     option="--max-size-mb",
     help="the maximum size of the entity, with dead letters and subscriptions",
 )
@@ -219,6 +238,8 @@ MAX_MESSAGE_SIZE: Final = EntitySetting[int | None](
     maximum="largest_message_bytes",
     field="max_message_size_in_kilobytes",
     element="MaxMessageSizeInKilobytes",
+    label="Max message size",
+    unit=" KB",
     option="--max-message-kb",
     help="the maximum size of a message; unset: the limit of the namespace",
 )
@@ -230,6 +251,7 @@ PARTITIONED: Final = EntitySetting[bool](
     is_fixed=True,
     field="enable_partitioning",
     element="EnablePartitioning",
+    label="Partitioned",
     option="--partitioned",
     help="spread the entity over 16 partitions, with 16 times the size",
 )
@@ -240,6 +262,8 @@ FORWARD_TO: Final = EntitySetting[str | None](
     default=None,
     field="forward_to",
     element="ForwardTo",
+    label="Forward to",
+    forwarding_header="ServiceBusSupplementaryAuthorization",
     option="--forward-to",
     help="the entity that messages are forwarded to",
     emulator_key="ForwardTo",
@@ -251,6 +275,8 @@ FORWARD_DEAD_LETTERS_TO: Final = EntitySetting[str | None](
     default=None,
     field="forward_dead_lettered_messages_to",
     element="ForwardDeadLetteredMessagesTo",
+    label="Forward dead letters to",
+    forwarding_header="ServiceBusDlqSupplementaryAuthorization",
     option="--forward-dead-letters-to",
     help="the entity that dead letters are forwarded to",
     emulator_key="ForwardDeadLetteredMessagesTo",
@@ -263,6 +289,7 @@ AUTO_DELETE_ON_IDLE: Final = EntitySetting[int | None](
     minimum="min_idle_ms",
     field="auto_delete_on_idle",
     element="AutoDeleteOnIdle",
+    label="Auto-delete on idle",
     option="--auto-delete-on-idle",
     help="the idle time after which the entity is deleted, or never",
 )
@@ -273,6 +300,7 @@ STATUS: Final = EntitySetting[str](
     default="active",
     field="status",
     element="Status",
+    label="Status",
     option="--status",
     help=f"the status: {', '.join(word.lower() for word in STATUSES.values())}",
 )
@@ -283,6 +311,7 @@ USER_METADATA: Final = EntitySetting[str](
     default="",
     field="user_metadata",
     element="UserMetadata",
+    label="User metadata",
     option="--metadata",
     help="a free text for users",
 )
@@ -293,6 +322,7 @@ BATCHED_OPERATIONS: Final = EntitySetting[bool](
     default=True,
     field="enable_batched_operations",
     element="EnableBatchedOperations",
+    label="Batched operations",
     help="stored for clients; commits are always grouped",
 )
 EXPRESS: Final = EntitySetting[bool](
@@ -302,6 +332,7 @@ EXPRESS: Final = EntitySetting[bool](
     default=False,
     field="enable_express",
     element="EnableExpress",
+    label="Express",
     help="stored for clients; messages are always durable",
 )
 SUPPORT_ORDERING: Final = EntitySetting[bool](
@@ -312,6 +343,7 @@ SUPPORT_ORDERING: Final = EntitySetting[bool](
     fixed_for=_QUEUE,
     field="support_ordering",
     element="SupportOrdering",
+    label="Supports ordering",
     help="stored for clients",
 )
 DEAD_LETTER_ON_FILTER_ERRORS: Final = EntitySetting[bool](
@@ -321,6 +353,7 @@ DEAD_LETTER_ON_FILTER_ERRORS: Final = EntitySetting[bool](
     default=True,
     field="enable_dead_lettering_on_filter_evaluation_exceptions",
     element="DeadLetteringOnFilterEvaluationExceptions",
+    label="Dead-letter on filter errors",
     help="dead-letter messages on which a rule fails",
 )
 FILTERING_BEFORE_PUBLISHING: Final = EntitySetting[bool](
@@ -331,6 +364,7 @@ FILTERING_BEFORE_PUBLISHING: Final = EntitySetting[bool](
     fixed_for=_TOPIC,
     field="enable_filtering_messages_before_publishing",
     element="FilteringMessagesBeforePublishing",
+    label="Filters before publishing",
 )
 SUBSCRIPTION_PARTITIONING: Final = EntitySetting[bool](
     name="subscription_partitioning",
@@ -340,6 +374,7 @@ SUBSCRIPTION_PARTITIONING: Final = EntitySetting[bool](
     fixed_for=_TOPIC,
     field="enable_subscription_partitioning",
     element="EnableSubscriptionPartitioning",
+    label="Partitions subscriptions",
 )
 
 ENTITY_SETTINGS: Final[tuple[EntitySetting[Any], ...]] = (
@@ -367,7 +402,11 @@ ENTITY_SETTINGS: Final[tuple[EntitySetting[Any], ...]] = (
 )
 """All settings, in the order in which the command line lists their options."""
 
-FORWARDING: Final = tuple(setting.name for setting in ENTITY_SETTINGS if setting.type is SettingType.ENTITY)
+FORWARDING: Final = {
+    setting.name: setting.forwarding_header for setting in ENTITY_SETTINGS if setting.forwarding_header is not None
+}
+"""The names of the settings that forward messages, with the headers of the tokens for their targets."""
+
 FIXED: Final = tuple(setting.name for setting in ENTITY_SETTINGS if setting.is_fixed)
 """The names of the settings that cannot be changed after creation."""
 

@@ -8,7 +8,6 @@ from itertools import count
 from typing import Any, Final
 from uuid import UUID
 
-from pairbus.broker.address import Address, QueuePart
 from pairbus.broker.descriptions import (
     QueueDescription,
     RuleDescription,
@@ -20,9 +19,9 @@ from pairbus.broker.descriptions import (
 )
 from pairbus.broker.entity import EntityInfo
 from pairbus.broker.limits import STANDARD, Limits
-from pairbus.broker.message import DeliveredMessage, NewMessage
+from pairbus.broker.message import Address, DeliveredMessage, NewMessage, QueuePart
 from pairbus.broker.namespace import Namespace
-from pairbus.broker.records import Records
+from pairbus.broker.ports import Records
 from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.sql import MISSING, Missing
 from pairbus.store import KeyValueStore, MemoryStore
@@ -146,7 +145,7 @@ class Broker:
 
     @property
     def namespace(self) -> Namespace:
-        return self.keeper.namespace
+        return self.keeper.use_namespace()
 
     # Time, and the end of the process
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
-from pairbus.broker.address import Address, QueueId, QueuePart
 from pairbus.broker.descriptions import (
     CorrelationFilter,
     EntityDescription,
@@ -48,10 +47,19 @@ from pairbus.broker.errors import (
     SessionLockLostError,
     SessionRequiredError,
 )
-from pairbus.broker.events import EntityGone, Notice, SessionLost
 from pairbus.broker.limits import MEGABYTE, Limits
-from pairbus.broker.message import NEVER, DeliveredMessage, MessageState, NewMessage, Record
+from pairbus.broker.message import (
+    NEVER,
+    Address,
+    DeliveredMessage,
+    MessageState,
+    NewMessage,
+    QueueId,
+    QueuePart,
+    Record,
+)
 from pairbus.broker.namespace import SessionGrant
+from pairbus.broker.ports import EntityGone, Notice, SessionLost
 from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.sql import MISSING, Missing
 from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.descriptions import (
     AuthorizationRule,
     EntityStatus,
@@ -23,7 +22,8 @@ from pairbus.broker.errors import (
     InvalidNameError,
     InvalidOperationError,
 )
-from pairbus.broker.events import EntityGone
+from pairbus.broker.message import Address
+from pairbus.broker.ports import EntityGone
 from tests.broker.broker import MINUTE, SECOND, START, Broker, dead
 
 DAY = 24 * 60 * MINUTE

@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.errors import EntityNotFoundError, LockLostError
+from pairbus.broker.message import Address
 from pairbus.broker.transaction import SettleOperation
 from pairbus.store import MemoryStore, StoreError, StoreFailedError, StoreFullError
 from pairbus.store.recovery import Recovery
@@ -223,7 +223,7 @@ def test_a2_rebuilt_is_called_when_the_namespace_was_reloaded(store: MemoryStore
     broker.send(QUEUE, "x")
     broker.commit()
     heard: list[Recovery] = []
-    broker.keeper.rebuilt = heard.append
+    broker.keeper.rebuilt.add(heard.append)
     broker.send(QUEUE, "y")
     store.fail_next_run(BROKEN)
     with pytest.raises(StoreError):

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.descriptions import CorrelationFilter, RuleDescription
 from pairbus.broker.entity import EntityInfo
 from pairbus.broker.errors import LockLostError, SessionLockLostError
+from pairbus.broker.message import Address
 from pairbus.broker.transaction import SendOperation
 from pairbus.store import MemoryStore, keys
 from pairbus.store.keyvalue import apply

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.descriptions import EntityStatus
 from pairbus.broker.errors import EntityNotFoundError, LockLostError, MessageNotFoundError
-from pairbus.broker.events import EntityGone
-from pairbus.broker.message import NEVER, MessageState
+from pairbus.broker.message import NEVER, Address, MessageState
+from pairbus.broker.ports import EntityGone
 from tests.broker.broker import LOCK, MINUTE, SECOND, START, Broker, dead, letter, numbers, reason, text, texts
 
 IDLE = 5 * MINUTE

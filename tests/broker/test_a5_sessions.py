@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.descriptions import EntityStatus
 from pairbus.broker.errors import (
     EntityDisabledError,
@@ -17,8 +16,8 @@ from pairbus.broker.errors import (
     SessionLockLostError,
     SessionRequiredError,
 )
-from pairbus.broker.events import SessionLost
-from pairbus.broker.message import NewMessage
+from pairbus.broker.message import Address, NewMessage
+from pairbus.broker.ports import SessionLost
 from tests.broker.broker import LOCK, MINUTE, SECOND, START, UNKNOWN_TOKEN, Broker, dead, letter, reason, text, texts
 
 QUEUE = Address.of("queue")

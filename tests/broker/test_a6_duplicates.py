@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.errors import MessageSizeExceededError
 from pairbus.broker.limits import STANDARD
+from pairbus.broker.message import Address
 from pairbus.store import MemoryStore, StoreError, StoreFailedError, keys
 from tests.broker.broker import MINUTE, SECOND, Broker, blob, letter, texts
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.descriptions import EntityStatus, QueueDescription
 from pairbus.broker.errors import InvalidDescriptionError, InvalidOperationError
 from pairbus.broker.limits import RELAXED
+from pairbus.broker.message import Address
 from tests.broker.broker import LOCK, MINUTE, SECOND, START, Broker, blob, dead, letter, reason, text, texts
 
 MEGABYTE = 1024 * 1024

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.descriptions import EntityStatus
 from pairbus.broker.errors import EntityDisabledError
-from pairbus.broker.message import DeliveredMessage
+from pairbus.broker.message import Address, DeliveredMessage
 from pairbus.broker.transaction import SendOperation
 from tests.broker.broker import LOCK, MINUTE, Broker, dead, letter
 

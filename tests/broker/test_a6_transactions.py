@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.descriptions import EntityStatus
 from pairbus.broker.errors import (
     BrokerError,
@@ -21,6 +20,7 @@ from pairbus.broker.errors import (
     SessionRequiredError,
 )
 from pairbus.broker.limits import RELAXED
+from pairbus.broker.message import Address
 from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation
 from pairbus.store import MemoryStore, StoreFullError

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.descriptions import (
     AuthorizationRule,
     CorrelationFilter,
@@ -28,6 +27,7 @@ from pairbus.broker.errors import (
     QuotaExceededError,
 )
 from pairbus.broker.limits import PREMIUM, RELAXED, STANDARD, Limits
+from pairbus.broker.message import Address
 from pairbus.broker.transaction import SendOperation, SettleOperation
 from tests.broker.broker import Broker, blob, dead, letter, numbers, reason, sql
 

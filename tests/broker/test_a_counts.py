@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pairbus.broker.address import Address
 from pairbus.broker.descriptions import CorrelationFilter, RuleDescription
+from pairbus.broker.message import Address
 from pairbus.broker.transaction import SendOperation
 from tests.broker.broker import LOCK, MINUTE, START, Broker, blob, dead, letter, sql
 

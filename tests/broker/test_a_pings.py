@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.descriptions import EntityStatus
 from pairbus.broker.errors import (
     BrokerError,
@@ -19,7 +18,7 @@ from pairbus.broker.errors import (
     QuotaExceededError,
 )
 from pairbus.broker.limits import RELAXED
-from pairbus.broker.message import NewMessage
+from pairbus.broker.message import Address, NewMessage
 from pairbus.broker.transaction import SendOperation
 from tests.broker.broker import MINUTE, START, Broker, blob, dead, letter, ping, sql, texts
 

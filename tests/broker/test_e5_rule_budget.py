@@ -7,11 +7,10 @@ from typing import Any, Final
 
 import pytest
 
-from pairbus.broker.address import Address
 from pairbus.broker.descriptions import CorrelationFilter, RuleDescription
 from pairbus.broker.errors import RuleBudgetExceededError
 from pairbus.broker.limits import STANDARD
-from pairbus.broker.message import DeliveredMessage, NewMessage
+from pairbus.broker.message import Address, DeliveredMessage, NewMessage
 from pairbus.broker.transaction import SendOperation
 from tests.broker.broker import MINUTE, Broker, amended, dead, letter, reason, sql, texts, transfers
 

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from pairbus.broker.address import Address, QueueId, QueuePart
 from pairbus.broker.descriptions import (
     EntityDescription,
     EntityRecord,
@@ -34,9 +33,9 @@ from pairbus.broker.descriptions import (
 from pairbus.broker.entity import EntityInfo
 from pairbus.broker.errors import BrokerError
 from pairbus.broker.limits import RELAXED, Limits
-from pairbus.broker.message import DeliveredMessage, NewMessage, Record
+from pairbus.broker.message import Address, DeliveredMessage, NewMessage, QueueId, QueuePart, Record
 from pairbus.broker.namespace import Namespace, SessionGrant
-from pairbus.broker.records import Records
+from pairbus.broker.ports import Records
 from pairbus.broker.rules import Rule
 from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation
@@ -230,7 +229,7 @@ class Bench(RuleBasedStateMachine):
         return answer
 
     def _real(self, name: str, args: tuple[object, ...], options: dict[str, object]) -> tuple[Any, BrokerError | None]:
-        operation: Callable[..., Any] = getattr(self.keeper.namespace, name)
+        operation: Callable[..., Any] = getattr(self.keeper.use_namespace(), name)
         real_args = [arg.description if isinstance(arg, RuleChoice) else arg for arg in args]
         real_options = {
             key: value.description if isinstance(value, RuleChoice) else value for key, value in options.items()
@@ -264,7 +263,7 @@ class Bench(RuleBasedStateMachine):
         if self.asleep:
             return
         self.is_sound = False
-        namespace = self.keeper.namespace
+        namespace = self.keeper.use_namespace()
         namespace.advance(self.now)
         self._look()
         self.model.advance(self.now)
@@ -579,7 +578,7 @@ class Bench(RuleBasedStateMachine):
         note(f"{self.now}: tidy up")
         self.asleep = False
         for _ in range(100):
-            if not self.keeper.namespace.tidy(self.now):
+            if not self.keeper.use_namespace().tidy(self.now):
                 break
         else:
             raise AssertionError("tidying up does not end")
@@ -612,15 +611,15 @@ class Bench(RuleBasedStateMachine):
 
     def _fail_to_commit(self, *, early: bool) -> None:
         error = StoreFailedError("the store in memory", "told so")
-        before = self.keeper.namespace
+        before = self.keeper.use_namespace()
         self.writes.clear()
         (self.store.fail_next_prepare if early else self.store.fail_next_run)(error)
         reported: list[StoreError | None] = []
         self.keeper.when_durable(reported.append)
         with suppress(StoreFailedError):
             self.keeper.commit(self.now)
-        OUTCOMES[f"fail_to_commit: {'nothing to lose' if self.keeper.namespace is before else 'lost'}"] += 1
-        if self.keeper.namespace is before:  # there was nothing to commit
+        OUTCOMES[f"fail_to_commit: {'nothing to lose' if self.keeper.use_namespace() is before else 'lost'}"] += 1
+        if self.keeper.use_namespace() is before:  # there was nothing to commit
             assert reported == [None]
             self.store._prepare_error = self.store._run_error = None
             return
@@ -658,13 +657,13 @@ class Bench(RuleBasedStateMachine):
             assert self._kept(keys.DUPLICATE) == ids
         else:  # those that are only in the store are removed later
             assert self._kept(keys.DUPLICATE) >= ids
-            assert self.keeper.namespace.duplicate_ids_in_memory <= FEW_IDS
+            assert self.keeper.use_namespace().duplicate_ids_in_memory <= FEW_IDS
         states = [session.state for entity in everyone for session in entity.sessions.values()]
         assert self._kept(keys.SESSION) == sum(state is not None for state in states)
 
     def _forget_all_ids(self) -> None:
         """Check that time and background work remove all ids once no window covers them."""
-        namespace = self.keeper.namespace
+        namespace = self.keeper.use_namespace()
         for _ in range(3):
             self.now += 100_000
             while namespace.tidy(self.now):

@@ -186,10 +186,10 @@ SHOWN = {
 
 
 def test_every_setting_has_a_test_value() -> None:
-    assert OPTIONS.keys() == SHOWN.keys() == {setting.field for setting in SETTINGS}
+    assert OPTIONS.keys() == SHOWN.keys() == {setting.field for setting in SETTINGS.values()}
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.option)
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("kind", [QueueDescription, TopicDescription, SubscriptionDescription])
 def test_create_accepts_every_setting_of_each_kind(desk: CommandFixture, kind: Any, setting: Any) -> None:
     path = f"events/Subscriptions/{new_name()}" if kind is SubscriptionDescription else new_name()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pairbus.server.interpreter import SWITCH_INTERVAL_S, YOUNG_OBJECTS
+from pairbus.server.process import SWITCH_INTERVAL_S, YOUNG_OBJECTS
 
 SERVE = """
 import atexit, gc, sys

@@ -23,13 +23,13 @@ from pairbus.client.management.descriptions import (
     TopicDescription,
 )
 from pairbus.client.management.rules import CorrelationFilter, RuleDescription, SqlFilter, SqlRuleAction, TrueFilter
-from pairbus.client.times import (
+from pairbus.client.validation import (
     from_milliseconds,
     happened_ms,
     to_milliseconds,
     to_ms,
 )
-from pairbus.dialect.atom import QUEUE, RULE, SUBSCRIPTION, TOPIC, Table, parse_entry
+from pairbus.dialect.atom import QUEUE, RULE, SUBSCRIPTION, TOPIC, AtomEntry, Table, parse_entry
 from tests.client.description_values import QUEUES, RULES, SUBSCRIPTIONS, TOPICS
 
 T = TypeVar("T")
@@ -104,6 +104,12 @@ def test_forwarding_target_is_path_here_and_address_there() -> None:
         "ServiceBusDlqSupplementaryAuthorization": "dead",
     }
     assert returned(queue, atom.QUEUES, "q").forward_dead_lettered_messages_to == "dead"
+
+
+@pytest.mark.parametrize("values", [{"filter": {"type": "SqlFilter"}}, {"action": {"type": "SqlRuleAction"}}])
+def test_rule_without_expression_raises_value_error(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="needs an SqlExpression"):
+        atom.RULES.read(AtomEntry(table=RULE, values=values, title="large"))
 
 
 def test_time_is_same_instant_in_every_zone() -> None:

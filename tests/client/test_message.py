@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pairbus.client.errors import InvalidMessageError, MessagingError
 from pairbus.client.message import BodyKind, BrokeredMessage, encode_brokered
 from pairbus.client.received_message import ReceivedMessage
-from pairbus.client.times import from_ms, to_ms
+from pairbus.client.validation import from_ms, to_ms
 from pairbus.wire import Byte, Char, Float, Int, Sections, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from tests.thoroughness import times
 

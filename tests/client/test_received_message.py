@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pairbus.client.errors import InvalidMessageError
 from pairbus.client.message import BodyKind, BrokeredMessage, encode_brokered
 from pairbus.client.received_message import MessageState, ReceivedMessage
-from pairbus.client.times import to_ms
+from pairbus.client.validation import to_ms
 from pairbus.wire import (
     AMQP_SEQUENCE,
     Delivery,

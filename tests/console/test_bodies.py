@@ -14,7 +14,7 @@ import pytest
 from pairbus.console.actions import ACTIONS
 from pairbus.console.http import FORM_BYTES
 from pairbus.pairing.report import MOST_BYTES
-from pairbus.server.http.body import MAX_BODY_BYTES
+from pairbus.server.http.call import MAX_BODY_BYTES
 from pairbus.server.http.routes import ROUTES
 from tests.console.site import PATIENCE_S, Site
 

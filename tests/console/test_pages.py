@@ -26,8 +26,8 @@ from pairbus.broker import (
     SubscriptionDescription,
     TopicDescription,
 )
-from pairbus.console.entity_page import SETTINGS
 from pairbus.console.server_page import Operations, facet_rows
+from pairbus.entity_settings import ENTITY_SETTINGS
 from pairbus.ledger.events import Stage
 from pairbus.server import Settings
 from pairbus.server.errors import ServerBusyError
@@ -153,7 +153,8 @@ def test_settings_of_a_queue_are_shown_by_name(site: Site) -> None:
 
 @pytest.mark.parametrize("description", [QueueDescription(), TopicDescription(), SubscriptionDescription()])
 def test_every_setting_has_a_label(description: EntityDescription) -> None:
-    assert settings_of(description, STANDARD).keys() - SETTINGS.keys() <= {"authorization_rules"}
+    names = {setting.value_name for setting in ENTITY_SETTINGS}
+    assert settings_of(description, STANDARD).keys() - names <= {"authorization_rules"}
 
 
 def test_rules_of_a_subscription_are_shown(site: Site) -> None:

@@ -82,6 +82,21 @@ def test_templates_are_compiled_once_outside_the_event_loop(tmp_path: Path, monk
         assert threads[0] is not site._thread
 
 
+def test_failed_compilation_is_repeated_by_the_next_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[Environment] = []
+
+    def compile_at_second_attempt(templates: Environment) -> None:
+        attempts.append(templates)
+        if len(attempts) == 1:
+            raise OSError("too many open files")
+        compile_templates(templates)
+
+    monkeypatch.setattr(http, "compile_templates", compile_at_second_attempt)
+    with opened(tmp_path) as site:
+        assert [site.person().get("/console/login").status for _ in range(3)] == [500, 200, 200]
+        assert len(attempts) == 2
+
+
 def test_chart_has_a_description() -> None:
     chart = time_chart("backlog", "Backlog", [0, 5_000], [ChartSeries(name="waiting", values=[7, 3])])
     assert chart.description == "waiting: 3 now, 7 at most"

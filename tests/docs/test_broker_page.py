@@ -146,7 +146,7 @@ class Caller:
             lambda records: Namespace(**{**OUTSIDE, "records": records}),
             self.now_ms,
         )
-        self.namespace = keeper.namespace
+        self.namespace = keeper.use_namespace()
         self.arguments: dict[str, Callable[[], Any]] = {
             "addresses": lambda: [random.choice(ADDRESSES)],
             "address": lambda: random.choice(ADDRESSES),

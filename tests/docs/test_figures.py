@@ -34,7 +34,7 @@ from pairbus.jobs.reconcile import events as reconcile_events
 from pairbus.jobs.reconcile import reconciliation
 from pairbus.jobs.reconcile.report import LISTED
 from pairbus.jobs.syphon import standalone
-from pairbus.ledger import LedgerSettings, columns
+from pairbus.ledger import LedgerSettings
 from pairbus.ledger import events as ledger_events
 from pairbus.pairing import backlog, entity, events, pair, report, reporter, route
 from pairbus.pairing import session_order as order
@@ -43,7 +43,7 @@ from pairbus.server import Settings, dispatcher, jwt, listener, outbox, peer_lim
 from pairbus.server.amqp import connection, producer, requests, services
 from pairbus.server.amqp.requests import RequestNode
 from pairbus.server.connection_limits import ConnectionLimits
-from pairbus.server.http import answers, body, protocol
+from pairbus.server.http import answers, call, protocol
 from pairbus.server.side_buffer import archive, compactor, replayer
 from pairbus.server.throttle import gauges, throttle
 from pairbus.spark import locks
@@ -363,11 +363,11 @@ FIGURES: Final[dict[str, Figures]] = {
         ("of `TokenProvider.from_key` | {} |", span(default(TokenProvider.from_key, "time_to_live"))),
     ],
     "docs/reference/http.md": [
-        ("`SharedAccessAuthorizationRule`, of at most {}", size(body.MAX_BODY_BYTES)),
+        ("`SharedAccessAuthorizationRule`, of at most {}", size(call.MAX_BODY_BYTES)),
         ("the default is the first {}, and the maximum is {}", count(answers.DEFAULT_TOP), count(answers.MAX_TOP)),
     ],
     "docs/reference/ledger.md": [
-        ("`pairbus.ledger.version`. It is {};", count(columns.VERSION)),
+        ("`pairbus.ledger.version`. It is {};", count(ledger_events.VERSION)),
         ("| units of {}, each message", size(ledger_events.UNIT_BYTES)),
     ],
     "docs/reference/pairing.md": [

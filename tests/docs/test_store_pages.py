@@ -153,7 +153,7 @@ def test_data_directory_takes_the_documented_space(tmp_path: Path) -> None:
     with GroupCommitter.open(tmp_path / "shop", make_namespace, NOW) as keeper:
         file = tmp_path / "shop" / "data.mdb"
         first = file.stat().st_size >> 20
-        keeper.namespace.create_queue("orders", QueueDescription(), NOW)
+        keeper.use_namespace().create_queue("orders", QueueDescription(), NOW)
         keeper.commit(NOW)
         then = file.stat().st_size >> 20
     for page in (LAYOUT, OPERATE, ROOT / "README.md"):
@@ -167,8 +167,8 @@ def test_data_directory_takes_the_documented_space(tmp_path: Path) -> None:
 def test_quarantined_records_are_listed_as_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "shop"
     with GroupCommitter.open(path, make_namespace, NOW) as keeper:
-        keeper.namespace.create_queue("orders", QueueDescription(), NOW)
-        keeper.namespace.send(ORDERS, [NewMessage(b"1")], NOW)
+        keeper.use_namespace().create_queue("orders", QueueDescription(), NOW)
+        keeper.use_namespace().send(ORDERS, [NewMessage(b"1")], NOW)
     page = run_snippets(OPERATE)
     page["print_set_aside"](path)
     assert capsys.readouterr().out == ""
@@ -207,21 +207,21 @@ class Damaged:
     def __init__(self, kind: bytes, pick: int = 0) -> None:
         self.store = MemoryStore()
         keeper = GroupCommitter(self.store, make_namespace, NOW)
-        keeper.namespace.create_queue("orders", QueueDescription(requires_duplicate_detection=True), NOW)
-        keeper.namespace.create_queue("talks", QueueDescription(requires_session=True), NOW)
-        keeper.namespace.create_topic("events", TopicDescription(), NOW)
-        keeper.namespace.create_subscription("events", "large", SubscriptionDescription(), NOW)
-        keeper.namespace.send(ORDERS, [NewMessage(b"1", "1"), NewMessage(b"2", "2")], NOW)
-        keeper.namespace.send(EVENTS, [NewMessage(b"3", "3")], NOW)
-        grant = keeper.namespace.accept_session(TALKS, "a", NOW)
+        keeper.use_namespace().create_queue("orders", QueueDescription(requires_duplicate_detection=True), NOW)
+        keeper.use_namespace().create_queue("talks", QueueDescription(requires_session=True), NOW)
+        keeper.use_namespace().create_topic("events", TopicDescription(), NOW)
+        keeper.use_namespace().create_subscription("events", "large", SubscriptionDescription(), NOW)
+        keeper.use_namespace().send(ORDERS, [NewMessage(b"1", "1"), NewMessage(b"2", "2")], NOW)
+        keeper.use_namespace().send(EVENTS, [NewMessage(b"3", "3")], NOW)
+        grant = keeper.use_namespace().accept_session(TALKS, "a", NOW)
         assert grant is not None
-        keeper.namespace.set_session_state(TALKS, grant.session_token, b"state", NOW)
+        keeper.use_namespace().set_session_state(TALKS, grant.session_token, b"state", NOW)
         keeper.commit(NOW)
         found = [key for key, _ in self.store.scan(kind, keys.after(kind))]
         self.key = found[pick]
         self.store.damage(self.key)
         self.keeper = GroupCommitter(self.store, make_namespace, NOW)
-        self.namespace = self.keeper.namespace
+        self.namespace = self.keeper.use_namespace()
 
     @property
     def is_set_aside(self) -> bool:

@@ -8,8 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 
-from pairbus.broker.address import Address
-from pairbus.broker.message import NewMessage
+from pairbus.broker.message import Address, NewMessage
 from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.store.errors import StoreError
 from pairbus.store.group_committer import GroupCommitter
@@ -40,23 +39,23 @@ async def _work(path: Path, reports: Connection, random: Random) -> None:
 def _send(keeper: GroupCommitter, reports: Connection, random: Random) -> None:
     message_id = random.randbytes(16).hex()
     body = message_id.encode().ljust(random.choice(SIZES), b".")
-    keeper.namespace.send(QUEUE, [NewMessage(body, message_id)], NOW)
+    keeper.use_namespace().send(QUEUE, [NewMessage(body, message_id)], NOW)
     keeper.when_durable(partial(_report, reports, "sent", message_id))
 
 
 def _receive(keeper: GroupCommitter, reports: Connection, address: Address, random: Random) -> None:
     if random.random() < 0.2:
-        for delivery in keeper.namespace.receive(address, 1, NOW, delete=True):
+        for delivery in keeper.use_namespace().receive(address, 1, NOW, delete=True):
             _removed(keeper, reports, delivery.record.message_id)
         return
-    for delivery in keeper.namespace.receive(address, 1, NOW):
+    for delivery in keeper.use_namespace().receive(address, 1, NOW):
         assert delivery.lock_token is not None
         if random.random() < 0.5:
-            keeper.namespace.settle(address, delivery.lock_token, NOW)
+            keeper.use_namespace().settle(address, delivery.lock_token, NOW)
             _removed(keeper, reports, delivery.record.message_id)
         else:
             verdict = SettlementRequest(disposition=random.choice(KEEPING[address]))
-            keeper.namespace.settle(address, delivery.lock_token, NOW, verdict)
+            keeper.use_namespace().settle(address, delivery.lock_token, NOW, verdict)
 
 
 def _removed(keeper: GroupCommitter, reports: Connection, message_id: str) -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 from random import Random
 from uuid import UUID
 
-from pairbus.broker.address import Address, QueuePart
 from pairbus.broker.limits import RELAXED
-from pairbus.broker.message import NO_PROPERTIES, DeliveredMessage
+from pairbus.broker.message import NO_PROPERTIES, Address, DeliveredMessage, QueuePart
 from pairbus.broker.namespace import Namespace
-from pairbus.broker.records import Records
+from pairbus.broker.ports import Records
 from pairbus.store.group_committer import GroupCommitter
 
 NOW = 1_000_000

@@ -41,7 +41,7 @@ class Books:
         """Compare with what is there now; how many messages that are."""
         keeper = open_keeper(path)
         assert keeper.recovery.damaged == []
-        found = contents(keeper.namespace)
+        found = contents(keeper.use_namespace())
         counts = Counter(delivery.record.message_id for delivery in found)
         for delivery in found:
             assert delivery.body.rstrip(b".").decode() == delivery.record.message_id
@@ -57,7 +57,7 @@ class Books:
 
 def create_queue(path: Path) -> None:
     keeper = open_keeper(path)
-    keeper.namespace.create_queue("orders", QueueDescription(max_delivery_count=3), NOW)
+    keeper.use_namespace().create_queue("orders", QueueDescription(max_delivery_count=3), NOW)
     keeper.commit(NOW)
     keeper.close()
 

@@ -25,14 +25,14 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with messages of many sizes, and some free pages."""
     path = tmp_path_factory.mktemp("healthy") / "data"
     keeper = open_keeper(path)
-    keeper.namespace.create_queue("orders", QueueDescription(), NOW)
+    keeper.use_namespace().create_queue("orders", QueueDescription(), NOW)
     for message_id, body in MESSAGES.items():
-        keeper.namespace.send(QUEUE, [NewMessage(body, message_id), NewMessage(bytes(50), "gone")], NOW)
+        keeper.use_namespace().send(QUEUE, [NewMessage(body, message_id), NewMessage(bytes(50), "gone")], NOW)
     keeper.commit(NOW)
-    for delivery in keeper.namespace.receive(QUEUE, 1_000, NOW):
+    for delivery in keeper.use_namespace().receive(QUEUE, 1_000, NOW):
         if delivery.record.message_id == "gone":
             assert delivery.lock_token is not None
-            keeper.namespace.settle(QUEUE, delivery.lock_token, NOW)
+            keeper.use_namespace().settle(QUEUE, delivery.lock_token, NOW)
     keeper.commit(NOW)
     keeper.close()
     data = (path / DATA_FILE).read_bytes().rstrip(b"\0")  # what was allocated ahead is all zero
@@ -47,9 +47,9 @@ def judge(path: Path) -> str:
     except DamagedStoreError:
         return "refused"
     try:
-        if not keeper.namespace.queues(NOW):
+        if not keeper.use_namespace().queues(NOW):
             return "reported" if keeper.recovery.damaged else "LOST THE QUEUE"
-        deliveries = keeper.namespace.receive(QUEUE, 1_000, NOW)
+        deliveries = keeper.use_namespace().receive(QUEUE, 1_000, NOW)
         for delivery in deliveries:
             if MESSAGES.get(delivery.record.message_id) != delivery.body:
                 return f"WRONG MESSAGE {delivery.record.message_id}"
@@ -108,13 +108,13 @@ def test_e6_damaged_message_leaves_a_stub_and_the_rest_is_delivered(healthy: Pat
     assert body in data
     (path / DATA_FILE).write_bytes(data.replace(body, b"?" + body[1:]))  # also in pages that are no longer in use
     keeper = open_keeper(path)
-    received = keeper.namespace.receive(QUEUE, 1_000, NOW)
+    received = keeper.use_namespace().receive(QUEUE, 1_000, NOW)
     assert len(received) == len(MESSAGES) - 1
     assert len(keeper.damaged) == 1
     keeper.commit(NOW)
     keeper.close()
     keeper = open_keeper(path)  # and it stays out of service
-    found = contents(keeper.namespace)
+    found = contents(keeper.use_namespace())
     assert len(found) == len(MESSAGES)
     (stub,) = [each for each in found if each.body != MESSAGES[each.record.message_id]]
     assert (stub.record.message_id, stub.body) == ("message-33", b"")

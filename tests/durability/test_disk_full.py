@@ -21,7 +21,7 @@ def fill(keeper: GroupCommitter) -> list[str]:
     confirmed: list[str] = []
     for number in range(100_000):
         try:
-            keeper.namespace.send(QUEUE, [NewMessage(bytes(20_000), str(number))], NOW)
+            keeper.use_namespace().send(QUEUE, [NewMessage(bytes(20_000), str(number))], NOW)
         except StoreFullError:
             return confirmed
         outcome: list[StoreError | None] = []
@@ -45,12 +45,12 @@ def meet_a_full_disk(path: Path) -> None:
     """A limit on the size of files gives the same errors as a full disk, and no other process notices."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (40 * MEGABYTE, resource.RLIM_INFINITY))
     keeper = open_keeper(path)
-    keeper.namespace.create_queue("orders", QueueDescription(), NOW)
+    keeper.use_namespace().create_queue("orders", QueueDescription(), NOW)
     confirmed = fill(keeper)
     assert len(confirmed) > 100
-    assert [delivery.record.message_id for delivery in contents(keeper.namespace)] == confirmed
+    assert [delivery.record.message_id for delivery in contents(keeper.use_namespace())] == confirmed
 
-    assert drain(keeper.namespace) == confirmed, "settling needs no room that is not there"
+    assert drain(keeper.use_namespace()) == confirmed, "settling needs no room that is not there"
     outcome: list[StoreError | None] = []
     keeper.when_durable(outcome.append)
     keeper.commit(NOW)
@@ -69,7 +69,7 @@ def test_e1_full_disk_refuses_sends_and_loses_nothing(tmp_path: Path) -> None:
     process.join()
     assert process.exitcode == 0
     keeper = open_keeper(tmp_path / "data")
-    found = [delivery.record.message_id for delivery in contents(keeper.namespace)]
+    found = [delivery.record.message_id for delivery in contents(keeper.use_namespace())]
     assert len(found) > 200
     assert len(found) == keeper.recovery.messages
     keeper.close()
@@ -79,18 +79,18 @@ def test_e1_full_disk_refuses_sends_and_loses_nothing(tmp_path: Path) -> None:
 def test_failed_commit_reverts_everything_and_raises(error: StoreError) -> None:
     store = MemoryStore()
     keeper = GroupCommitter(store, make_namespace, NOW)
-    keeper.namespace.create_queue("orders", QueueDescription(), NOW)
-    keeper.namespace.send(QUEUE, [NewMessage(b"kept", "kept")], NOW)
+    keeper.use_namespace().create_queue("orders", QueueDescription(), NOW)
+    keeper.use_namespace().send(QUEUE, [NewMessage(b"kept", "kept")], NOW)
     keeper.commit(NOW)
-    (kept,) = keeper.namespace.receive(QUEUE, 1, NOW)
+    (kept,) = keeper.use_namespace().receive(QUEUE, 1, NOW)
     assert kept.lock_token is not None
-    keeper.namespace.settle(QUEUE, kept.lock_token, NOW)
-    keeper.namespace.send(QUEUE, [NewMessage(b"lost", "lost")], NOW)
+    keeper.use_namespace().settle(QUEUE, kept.lock_token, NOW)
+    keeper.use_namespace().send(QUEUE, [NewMessage(b"lost", "lost")], NOW)
     outcome: list[StoreError | None] = []
     keeper.when_durable(outcome.append)
     store.fail_next_run(error)
     with pytest.raises(type(error)):
         keeper.commit(NOW)
     assert outcome == [error]
-    assert [delivery.body for delivery in contents(keeper.namespace)] == [b"kept"]
-    assert keeper.namespace.send(QUEUE, [NewMessage(b"next", "next")], NOW) == [2]
+    assert [delivery.body for delivery in contents(keeper.use_namespace())] == [b"kept"]
+    assert keeper.use_namespace().send(QUEUE, [NewMessage(b"next", "next")], NOW) == [2]

@@ -59,7 +59,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory of three queues with messages of many sizes, three levels of pages, and free pages."""
     path = tmp_path_factory.mktemp("healthy") / "data"
     with open_keeper(path) as keeper:
-        namespace = keeper.namespace
+        namespace = keeper.use_namespace()
         for queue in QUEUES:
             namespace.create_queue(queue, QueueDescription(), NOW)
         for number, (message_id, body) in enumerate(MESSAGES.items()):
@@ -219,26 +219,26 @@ def receive_all(keeper: GroupCommitter) -> set[str]:
 
 def receive_some(keeper: GroupCommitter, queue: str) -> set[str]:
     received = set()
-    for delivery in keeper.namespace.receive(Address.of(queue), 100, NOW):
+    for delivery in keeper.use_namespace().receive(Address.of(queue), 100, NOW):
         message_id = delivery.record.message_id
         assert MESSAGES[message_id] == delivery.body, f"wrong body of {message_id}"
         assert message_id not in received
         received.add(message_id)
         assert delivery.lock_token is not None
-        keeper.namespace.settle(Address.of(queue), delivery.lock_token, NOW)
+        keeper.use_namespace().settle(Address.of(queue), delivery.lock_token, NOW)
     keeper.commit(NOW)
     return received
 
 
 def peek_all(keeper: GroupCommitter) -> set[str]:
     """Return the ids of all messages. A repair gives an entity whose own record is damaged another name."""
-    found = [retried(keeper, partial(peek_queue, keeper, queue.path)) for queue in keeper.namespace.queues(NOW)]
+    found = [retried(keeper, partial(peek_queue, keeper, queue.path)) for queue in keeper.use_namespace().queues(NOW)]
     return set().union(*found)
 
 
 def peek_queue(keeper: GroupCommitter, queue: str) -> set[str]:
     peeked = set()
-    for found in keeper.namespace.peek(Address.of(queue), 0, ALL, NOW):
+    for found in keeper.use_namespace().peek(Address.of(queue), 0, ALL, NOW):
         if found.record.message_id == "gone":
             continue  # a repair that finds both pages of a message lost cannot know that it was completed
         assert MESSAGES[found.record.message_id] == found.body, f"wrong body of {found.record.message_id}"
@@ -255,18 +255,18 @@ def send_more(keeper: GroupCommitter) -> None:
 
 def send_new(keeper: GroupCommitter) -> None:
     for queue in QUEUES:
-        keeper.namespace.send(Address.of(queue), [NewMessage(b"new" * 1_000, f"new {n}") for n in range(20)], NOW)
+        keeper.use_namespace().send(Address.of(queue), [NewMessage(b"new" * 1_000, f"new {n}") for n in range(20)], NOW)
     keeper.commit(NOW)
 
 
 def receive_new(keeper: GroupCommitter) -> None:
     for queue in QUEUES:
-        received = keeper.namespace.receive(Address.of(queue), ALL, NOW)
+        received = keeper.use_namespace().receive(Address.of(queue), ALL, NOW)
         new = [each for each in received if each.record.message_id.startswith("new")]
         assert [each.body for each in new] == [b"new" * 1_000] * 20
         for delivery in new:
             assert delivery.lock_token is not None
-            keeper.namespace.settle(Address.of(queue), delivery.lock_token, NOW)
+            keeper.use_namespace().settle(Address.of(queue), delivery.lock_token, NOW)
     keeper.commit(NOW)
 
 
@@ -284,7 +284,7 @@ def strike(healthy: Path, scratch: Path, seed: int, rounds: int, count: int) -> 
         delivered: set[str] = set()
         delivered = receive_all(keeper) if is_consumed else peek_all(keeper)
         send_more(keeper)
-        stubs = [each for queue in QUEUES for each in dead_letters(keeper.namespace, queue) if is_stub(each)]
+        stubs = [each for queue in QUEUES for each in dead_letters(keeper.use_namespace(), queue) if is_stub(each)]
         assert len(delivered) + len(stubs) == len(MESSAGES), f"round {number}: {len(delivered)} and {len(stubs)}"
         missing = intact.all - delivered
         assert not missing, f"round {number}: not delivered: {sorted(missing)[:5]}"

@@ -32,8 +32,8 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with so many messages that the file has branches below its root."""
     path = tmp_path_factory.mktemp("healthy") / "data"
     with open_keeper(path) as keeper:
-        keeper.namespace.create_queue("orders", QueueDescription(), NOW)
-        keeper.namespace.send(QUEUE, [NewMessage(body, str(n)) for n, body in enumerate(SENT)], NOW)
+        keeper.use_namespace().create_queue("orders", QueueDescription(), NOW)
+        keeper.use_namespace().send(QUEUE, [NewMessage(body, str(n)) for n, body in enumerate(SENT)], NOW)
     os.truncate(path / DATA_FILE, (verify(path / DATA_FILE).last_page + 1) * PAGE)  # less to copy
     return path
 
@@ -56,19 +56,19 @@ def rebuild(keeper: GroupCommitter, path: Path, now_ms: int = NOW) -> None:
     """Damage the file, and let the keeper find that."""
     strike_branches(path)
     with pytest.raises(UnconfinedDamageError):
-        keeper.namespace.peek(QUEUE, 0, ALL, now_ms)
+        keeper.use_namespace().peek(QUEUE, 0, ALL, now_ms)
     keeper.commit(now_ms)
 
 
 def bodies(keeper: GroupCommitter) -> list[bytes]:
-    return [found.body for found in keeper.namespace.peek(QUEUE, 0, ALL, NOW)]
+    return [found.body for found in keeper.use_namespace().peek(QUEUE, 0, ALL, NOW)]
 
 
 def test_e6_lost_branches_cost_no_message(path: Path) -> None:
     with open_keeper(path) as keeper:
         rebuild(keeper, path)
         assert bodies(keeper) == SENT
-        assert keeper.namespace.peek(DEAD_LETTERS, 0, ALL, NOW) == []
+        assert keeper.use_namespace().peek(DEAD_LETTERS, 0, ALL, NOW) == []
         (done,) = keeper.rebuilds
         assert done.kept.name.startswith(DATA_FILE + DAMAGED)
         with pytest.raises(DamagedStoreError):
@@ -80,31 +80,33 @@ def test_e6_lost_branches_cost_no_message(path: Path) -> None:
 
 def test_e6_removed_messages_stay_removed_and_uncommitted_ones_fail(path: Path) -> None:
     with open_keeper(path) as keeper:
-        for delivery in keeper.namespace.receive(QUEUE, 500, NOW):
+        for delivery in keeper.use_namespace().receive(QUEUE, 500, NOW):
             assert delivery.lock_token is not None
-            keeper.namespace.settle(QUEUE, delivery.lock_token, NOW)
+            keeper.use_namespace().settle(QUEUE, delivery.lock_token, NOW)
         keeper.commit(NOW)
         strike_branches(path)
-        keeper.namespace.send(QUEUE, [NewMessage(b"not confirmed", "new")], NOW)
+        keeper.use_namespace().send(QUEUE, [NewMessage(b"not confirmed", "new")], NOW)
         outcomes: list[object] = []
         keeper.when_durable(outcomes.append)
         with pytest.raises(UnconfinedDamageError):
-            keeper.namespace.peek(QUEUE, 0, ALL, NOW)
+            keeper.use_namespace().peek(QUEUE, 0, ALL, NOW)
         with pytest.raises(UnconfinedDamageError):
             keeper.commit(NOW)
         assert [type(outcome) for outcome in outcomes] == [UnconfinedDamageError]
         assert bodies(keeper) == SENT[500:]
-        keeper.namespace.send(QUEUE, [NewMessage(b"later", "later")], NOW)
+        keeper.use_namespace().send(QUEUE, [NewMessage(b"later", "later")], NOW)
         keeper.commit(NOW)
         assert bodies(keeper) == [*SENT[500:], b"later"]
 
 
 def test_e6_lost_records_leave_stubs_and_lost_settings_are_written_again(path: Path) -> None:
     with open_keeper(path) as keeper:
-        keeper.namespace.create_queue("letters", QueueDescription(max_delivery_count=3), NOW)
+        keeper.use_namespace().create_queue("letters", QueueDescription(max_delivery_count=3), NOW)
         keeper.commit(NOW)
-        lost = {keys.entity_key(keeper.namespace.entity_id(Address.of("letters")) or 0)}
-        lost |= {keys.record_key(keeper.namespace.entity_id(QUEUE) or 0, 0, sequence) for sequence in range(1, 11)}
+        lost = {keys.entity_key(keeper.use_namespace().entity_id(Address.of("letters")) or 0)}
+        lost |= {
+            keys.record_key(keeper.use_namespace().entity_id(QUEUE) or 0, 0, sequence) for sequence in range(1, 11)
+        }
         data = (path / DATA_FILE).read_bytes()
         with (path / DATA_FILE).open("r+b", buffering=0) as file:
             for key in lost:
@@ -114,9 +116,9 @@ def test_e6_lost_records_leave_stubs_and_lost_settings_are_written_again(path: P
                     at = data.find(key, at + 1)
         rebuild(keeper, path)
         assert bodies(keeper) == SENT[10:]
-        stubs = keeper.namespace.peek(DEAD_LETTERS, 0, ALL, NOW)
+        stubs = keeper.use_namespace().peek(DEAD_LETTERS, 0, ALL, NOW)
         assert [stub.record.original_sequence for stub in stubs] == [*range(1, 11)]
-        assert {queue.path for queue in keeper.namespace.queues(NOW)} == {"letters", "orders"}
+        assert {queue.path for queue in keeper.use_namespace().queues(NOW)} == {"letters", "orders"}
 
 
 def test_e6_rebuild_that_was_interrupted_leaves_the_old_file(path: Path) -> None:
@@ -174,9 +176,9 @@ def test_e6_rebuild_that_fails_keeps_the_old_file_in_use(
         rebuild(keeper, path)
         for _ in range(MOST_REBUILDS):
             with suppress(UnconfinedDamageError):
-                assert keeper.namespace is not None
+                assert keeper.use_namespace() is not None
         assert len(keeper.failed_rebuilds) == MOST_REBUILDS
-        keeper.namespace.peek(QUEUE, 0, 10, NOW)
+        keeper.use_namespace().peek(QUEUE, 0, 10, NOW)
         assert not keeper.may_rebuild()
         assert (path / DATA_FILE).stat().st_ino == before
         assert not (path / (DATA_FILE + REBUILT)).exists()
@@ -191,7 +193,7 @@ def test_e6_file_is_rebuilt_three_times_within_ten_minutes_and_no_more(path: Pat
         assert len([*path.glob(DATA_FILE + DAMAGED + "*")]) == KEPT_FILES
         assert not keeper.may_rebuild()
         strike_branches(path)
-        keeper.namespace.peek(QUEUE, 0, ALL, NOW)
+        keeper.use_namespace().peek(QUEUE, 0, ALL, NOW)
         with suppress(UnconfinedDamageError):
             keeper.commit(NOW + REBUILD_WINDOW_MS - 1)
         assert len(keeper.rebuilds) == MOST_REBUILDS

@@ -33,7 +33,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with messages of many sizes, some of which were completed, and other files."""
     path = tmp_path_factory.mktemp("healthy") / "data"
     with open_keeper(path) as keeper:
-        namespace = keeper.namespace
+        namespace = keeper.use_namespace()
         namespace.create_queue("orders", QueueDescription(), NOW)
         namespace.create_topic("events", TopicDescription(), NOW)
         namespace.create_subscription("events", "all", SubscriptionDescription(), NOW)
@@ -87,15 +87,15 @@ def leaf_of(path: Path, key: bytes) -> Leaf:
 def found_in(path: Path) -> set[str]:
     """Start a namespace on a repaired directory, and return the messages in its queue; each must have its body."""
     with open_keeper(path) as keeper:
-        found = keeper.namespace.peek(QUEUE, 0, ALL, NOW)
+        found = keeper.use_namespace().peek(QUEUE, 0, ALL, NOW)
         for each in found:
             assert MESSAGES[each.record.message_id] == each.body
         assert len(found) == len({each.record.message_id for each in found})
-        (event,) = keeper.namespace.peek(SUBSCRIPTION, 0, ALL, NOW)
+        (event,) = keeper.use_namespace().peek(SUBSCRIPTION, 0, ALL, NOW)
         assert event.body == b"event"
-        keeper.namespace.send(QUEUE, [NewMessage(b"new", "new")], NOW)
+        keeper.use_namespace().send(QUEUE, [NewMessage(b"new", "new")], NOW)
         keeper.commit(NOW)
-        assert keeper.namespace.peek(QUEUE, 0, ALL, NOW)[-1].body == b"new"
+        assert keeper.use_namespace().peek(QUEUE, 0, ALL, NOW)[-1].body == b"new"
     return {each.record.message_id for each in found}
 
 
@@ -141,7 +141,7 @@ def test_damaged_record_is_listed_with_its_sequence_number(damaged: Path, target
     assert report.unreferenced_bodies == 1
     assert len(found_in(target)) == COUNT - 1
     with open_keeper(target) as keeper:
-        (stub,) = keeper.namespace.peek(DEAD_LETTERS, 0, ALL, NOW)
+        (stub,) = keeper.use_namespace().peek(DEAD_LETTERS, 0, ALL, NOW)
         assert stub.record.original_sequence == number
 
 
@@ -196,8 +196,8 @@ def test_truncated_file_yields_what_is_left(damaged: Path, target: Path) -> None
     report = repair(damaged, target, NOW)
     assert report.damaged_pages
     with open_keeper(target) as keeper:
-        queues = keeper.namespace.queues(NOW)
-        found = [each for queue in queues for each in keeper.namespace.peek(Address.of(queue.path), 0, ALL, NOW)]
+        queues = keeper.use_namespace().queues(NOW)
+        found = [each for queue in queues for each in keeper.use_namespace().peek(Address.of(queue.path), 0, ALL, NOW)]
     for each in found:
         assert each.record.message_id not in MESSAGES or MESSAGES[each.record.message_id] == each.body
     assert sum(entity.copied for entity in report.entities.values()) == len(found)
@@ -214,7 +214,7 @@ def test_lost_entity_is_replaced_by_a_queue_with_its_messages(damaged: Path, tar
     report = repair(damaged, target, NOW)
     assert report.renamed == ["recovered-1"]
     with open_keeper(target) as keeper:
-        found = keeper.namespace.peek(Address.of("recovered-1"), 0, ALL, NOW)
+        found = keeper.use_namespace().peek(Address.of("recovered-1"), 0, ALL, NOW)
     assert {each.record.message_id for each in found} == set(MESSAGES)
 
 

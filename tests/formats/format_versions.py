@@ -17,8 +17,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from pairbus.jobs.capture import window
-from pairbus.ledger import columns
-from pairbus.server.side_buffer import batch
+from pairbus.ledger import events
+from pairbus.server.side_buffer import archive
 from pairbus.spark import offset
 from pairbus.store import buffer_directory, directory, pages, records
 
@@ -27,8 +27,8 @@ CURRENT: Final[Mapping[str, int]] = {
     "data file": pages.DATA_VERSION,
     "records": records.VERSION,
     "side buffer": buffer_directory.FORMAT_VERSION,
-    "parcels": batch._VERSION[-1],
-    "ledger": columns.VERSION,
+    "parcels": archive._VERSION[-1],
+    "ledger": events.VERSION,
     "consume offsets": offset._VERSION,
     "browse offsets": offset._MARKS_VERSION,
     "capture book": window._VERSION,
@@ -41,8 +41,8 @@ NAMED: Final = frozenset(
         "store/pages.DATA_VERSION",
         "store/records.VERSION",
         "store/buffer_directory.FORMAT_VERSION",
-        "server/side_buffer/batch._VERSION",
-        "ledger/columns.VERSION",
+        "server/side_buffer/archive._VERSION",
+        "ledger/events.VERSION",
         "spark/offset._VERSION",
         "spark/offset._MARKS_VERSION",
         "jobs/capture/window._VERSION",
@@ -113,12 +113,12 @@ def _ledgers(root: Path) -> Iterator[int]:
         yield from (_ledger_version(pa.ipc.open_stream(content).schema.metadata) for content in _chunks(path))
     for path in root.rglob("*.parquet"):
         metadata = parquet.read_metadata(path).metadata or {}
-        if columns.VERSION_KEY.encode() in metadata:  # captured messages are Parquet, too
+        if events.VERSION_KEY.encode() in metadata:  # captured messages are Parquet, too
             yield _ledger_version(metadata)
 
 
 def _ledger_version(metadata: Mapping[bytes, bytes]) -> int:
-    return int(metadata[columns.VERSION_KEY.encode()])
+    return int(metadata[events.VERSION_KEY.encode()])
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

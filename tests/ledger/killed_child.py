@@ -73,7 +73,7 @@ def killed_writer(directory: Path, number: int, chance: Random) -> str:
 
 if __name__ == "__main__":
     logging.getLogger("pairbus").addHandler(logging.NullHandler())  # warnings about truncated journals are expected
-    import_module("pairbus.ledger.writer")  # once, rather than in each child
+    import_module("pairbus.ledger.files")  # once, rather than in each child
     chance = Random(int(sys.argv[2]))  # noqa: S311
     for number in range(1, 1 + int(sys.argv[3])):
         print(number, killed_writer(Path(sys.argv[1]), number, chance), end="", flush=True)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pairbus.ledger import LIVES, LedgerSettings, read_open
-from pairbus.ledger.columns import VERSION, VERSION_KEY
+from pairbus.ledger.events import VERSION, VERSION_KEY
 from pairbus.ledger.files import LedgerFiles
 from pairbus.ledger.journal import LedgerJournal
 from pairbus.ledger.schema import SCHEMAS, LedgerFileName, RowBatch, hour_of, row_batches
@@ -43,7 +43,7 @@ def journal_with(directory: Path, *counts: int) -> list[int]:
     ends = []
     for number, count in enumerate(counts):
         journal.append(batch_of(sum(counts[:number]), count))
-        ends.append(journal.size)
+        ends.append(journal.segment.size)
     journal.release()
     return ends
 
@@ -241,7 +241,7 @@ def test_locked_journal_is_not_recovered(tmp_path: Path) -> None:
     journal = LedgerJournal.create(tmp_path, FILE_NAME, START_MS)
     journal.append(batch_of(0, 5))
     recover(tmp_path)
-    assert journals_in(tmp_path) == [journal.path]
+    assert journals_in(tmp_path) == [journal.segment.path]
     journal.append(batch_of(5, 5))
     assert ordinals(tmp_path) == [*range(10)]
     journal.release()

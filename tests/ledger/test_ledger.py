@@ -28,9 +28,8 @@ from pairbus.ledger import (
     read_open,
 )
 from pairbus.ledger.events import operation_rows
-from pairbus.ledger.files import LedgerFiles
+from pairbus.ledger.files import LedgerFiles, LedgerWriter
 from pairbus.ledger.write_queue import WriteQueue
-from pairbus.ledger.writer import LedgerWriter
 from tests.ledger.child import run, start
 from tests.ledger.entries import (
     HOUR_MS,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 from tests.thoroughness import THOROUGH
-
-T = TypeVar("T")
 
 DEADLINE_S = 60.0
 """Generous: the other side may share the processors with many."""
@@ -16,11 +14,6 @@ DEADLINE_S = 60.0
 
 SLOWNESS: Final = 10 if THOROUGH else 1
 """The factor by which heartbeats are slowed down: in CI many tests share the processors, and one may be late."""
-
-
-def pause() -> None:
-    """Let the other side run for a moment."""
-    time.sleep(0.002)
 
 
 def passed(seconds: float) -> Callable[[], bool]:

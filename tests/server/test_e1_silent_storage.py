@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from pairbus.ledger.columns import LIVES
+from pairbus.ledger.events import LIVES
 from pairbus.server import NamespaceServer, Settings, StopTimeoutError
 from pairbus.server.declaration import parse_declaration
 from pairbus.server.messages import received_message

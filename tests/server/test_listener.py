@@ -14,6 +14,7 @@ import pytest
 from pairbus.server.listener import Listener
 from pairbus.server.process import new_event_loop
 from tests.server.amqp.wire_client import DEADLINE_S
+from tests.waiting import eventually_async
 
 CONNECTIONS = 200
 """More than may wait to be handed over, and fewer than the system's backlog takes."""
@@ -61,12 +62,6 @@ def crowd(port: int, count: int) -> Iterator[list[socket.socket]]:
         yield connected
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 (there is no event for it)
-            await asyncio.sleep(0)
-
-
 @new_loop
 def test_one_connection_is_handed_over_in_a_pass_of_the_loop(new_loop: NewLoop) -> None:
     async def scenario() -> None:
@@ -76,9 +71,9 @@ def test_one_connection_is_handed_over_in_a_pass_of_the_loop(new_loop: NewLoop) 
             loop, passes.make_protocol, ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), lambda: True
         )
         with crowd(listener.listen("127.0.0.1", 0), CONNECTIONS):
-            await until(lambda: len(passes.transports) == CONNECTIONS)
+            await eventually_async(lambda: len(passes.transports) == CONNECTIONS)
             assert set(Counter(passes.handed_over).values()) == {1}
-            await until(lambda: listener.waiting_count == 0)
+            await eventually_async(lambda: listener.waiting_count == 0)
         listener.close()
         for transport in passes.transports:
             transport.close()
@@ -97,15 +92,36 @@ def test_connections_that_wait_to_be_handed_over_are_closed_with_the_listener(ne
             loop, passes.make_protocol, ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), lambda: True
         )
         with crowd(listener.listen("127.0.0.1", 0), CONNECTIONS) as connected:
-            await until(lambda: len(listener._ready) > 1)
+            await eventually_async(lambda: len(listener._ready) > 1)
             listener.close()
             assert not listener._ready
-            await until(lambda: listener.waiting_count == 0)
+            await eventually_async(lambda: listener.waiting_count == 0)
             for transport in passes.transports:
                 transport.close()
             await asyncio.sleep(0)
             closed = await asyncio.to_thread(lambda: [is_closed(stream) for stream in connected])
             assert all(closed)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(scenario())
+
+
+@new_loop
+def test_connection_is_closed_and_logged_if_its_protocol_cannot_be_created(
+    new_loop: NewLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make_protocol(_secure: bool) -> asyncio.Protocol:
+        raise RuntimeError("no protocol for this peer")
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        listener = Listener(loop, make_protocol, ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), lambda: True)
+        with crowd(listener.listen("127.0.0.1", 0), 1) as [stream]:
+            assert await asyncio.to_thread(is_closed, stream)
+            [line] = [record for record in caplog.records if record.name == "pairbus.server.listener"]
+            assert (line.levelname, line.message.partition(" peer=127.0.0.1:")[0]) == ("ERROR", "handshake failed")
+            assert "no protocol for this peer" in line.message
+        listener.close()
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(scenario())

@@ -17,6 +17,7 @@ import pytest
 
 from pairbus.broker import Address, QueueDescription
 from pairbus.server import NamespaceServer, Settings
+from pairbus.server.amqp.connection import ServerConnection
 from pairbus.server.host import NamespaceHost
 from pairbus.server.messages import received_message
 from pairbus.store import GroupCommitter, MemoryStore, StoreFailedError
@@ -83,14 +84,18 @@ def test_message_received_and_deleted_during_a_stop_is_received_or_kept(
     assert sorted(received + rest) == sorted(bodies)
 
 
+def open_websocket(stream: socket.socket) -> None:
+    key = base64.b64encode(os.urandom(16))
+    stream.sendall(
+        b"GET /$servicebus/websocket HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: AMQPWSB10\r\nSec-WebSocket-Key: " + key + b"\r\n\r\n"
+    )
+    assert stream.recv(4_096).startswith(b"HTTP/1.1 101")
+
+
 def test_websocket_gets_an_amqp_close_when_the_server_stops(namespace: RunningNamespace) -> None:
     with socket.create_connection(("127.0.0.1", namespace.port), timeout=60) as stream:
-        key = base64.b64encode(os.urandom(16))
-        stream.sendall(
-            b"GET /$servicebus/websocket HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: AMQPWSB10\r\nSec-WebSocket-Key: " + key + b"\r\n\r\n"
-        )
-        assert stream.recv(4_096).startswith(b"HTTP/1.1 101")
+        open_websocket(stream)
         engine = Connection(Configuration(container_id="till"), anonymous())
         engine.open()
         events: list[Event] = []
@@ -108,6 +113,24 @@ def test_websocket_gets_an_amqp_close_when_the_server_stops(namespace: RunningNa
     (closed,) = [event for event in events if isinstance(event, ConnectionClosed)]
     assert closed.error is not None
     assert closed.error.condition == Condition.CONNECTION_FORCED
+
+
+def test_unexpected_error_on_a_websocket_is_logged(
+    namespace: RunningNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def receive(_connection: ServerConnection, _data: bytes) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(ServerConnection, "data_received", receive)
+    with socket.create_connection(("127.0.0.1", namespace.port), timeout=60) as stream:
+        open_websocket(stream)
+        stream.sendall(b"\x82\x81" + bytes(4) + b"A")
+        while stream.recv(4_096):
+            pass
+    [line] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert line.message.startswith("connection failed peer=127.0.0.1:")
+    assert line.exc_info is not None
+    assert str(line.exc_info[1]) == "a defect"
 
 
 class Frames:

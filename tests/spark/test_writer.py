@@ -32,8 +32,7 @@ from pairbus.spark.errors import SchemaError, SparkOptionError
 from pairbus.spark.options import SinkOptions
 from pairbus.spark.schema import arrow_schema
 from pairbus.spark.session import ensured_session
-from pairbus.spark.sink import MessageWriteError
-from pairbus.spark.writer import MessageStreamWriter, MessageWriter, SentMessages
+from pairbus.spark.sink import MessageStreamWriter, MessageWriteError, MessageWriter, SentMessages
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue, make_topic
 from tests.waiting import eventually

@@ -25,8 +25,8 @@ from pairbus.store import (
     apply,
     verify,
 )
-from pairbus.store.checksums import seal
 from pairbus.store.directory import DATA_FILE
+from pairbus.store.page_nodes import seal
 from tests.store.child import run
 from tests.store.opening import EVERYTHING, open_raw
 
@@ -325,3 +325,18 @@ def test_commit_beside_many_leaves_that_are_nearly_empty_reads_few_pages(
     apply(store, {b"b008000": b"x" * 8, b"r008000": b"x" * 90})
     assert reads[0] < 60
     store.close()
+
+
+def test_file_has_nothing_of_what_the_process_had_in_memory(tmp_path: Path) -> None:
+    """A rebuild would take records of another namespace in the gaps of damaged pages for those of this one."""
+    marker = b"of another namespace"
+
+    def fill(name: str, value: bytes) -> Path:
+        store = LmdbStore(tmp_path / name, step_bytes=MEBIBYTE)
+        for start in range(0, 20_000, 1_000):
+            store.prepare({b"%08d" % number: value for number in range(start, start + 1_000)}).run()
+        store.close()
+        return store.path
+
+    assert marker in fill("other.mdb", marker * 10).read_bytes()
+    assert marker not in fill("data.mdb", b"own" * 100).read_bytes()

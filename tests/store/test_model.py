@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pairbus.store import apply
-from pairbus.store.moved import PREFIXES
+from pairbus.store.keyvalue import PREFIXES
 from tests.store.opening import EVERYTHING, LmdbOpening, MemoryOpening, Opening
 from tests.thoroughness import times
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pairbus.broker.address import Address, QueueId, QueuePart
 from pairbus.broker.descriptions import (
     DEFAULT_RULE,
     AuthorizationRule,
@@ -55,7 +54,22 @@ from pairbus.broker.errors import (
     SessionLockLostError,
     SessionRequiredError,
 )
-from pairbus.broker.events import (
+from pairbus.broker.limits import PREMIUM, RELAXED, STANDARD, Limits
+from pairbus.broker.message import (
+    NEVER,
+    NO_PROPERTIES,
+    Address,
+    Amendments,
+    DeliveredMessage,
+    MessageState,
+    NewMessage,
+    PropertyView,
+    QueueId,
+    QueuePart,
+    Record,
+)
+from pairbus.broker.namespace import Namespace, SessionGrant
+from pairbus.broker.ports import (
     AccessChanged,
     EntityGone,
     EventSink,
@@ -64,21 +78,9 @@ from pairbus.broker.events import (
     MessageEvent,
     Notice,
     Quarantined,
+    Records,
     SessionLost,
 )
-from pairbus.broker.limits import PREMIUM, RELAXED, STANDARD, Limits
-from pairbus.broker.message import (
-    NEVER,
-    NO_PROPERTIES,
-    Amendments,
-    DeliveredMessage,
-    MessageState,
-    NewMessage,
-    PropertyView,
-    Record,
-)
-from pairbus.broker.namespace import Namespace, SessionGrant
-from pairbus.broker.records import Records
 from pairbus.broker.repair import IndexAudit
 from pairbus.broker.restoration import NamespaceRestore
 from pairbus.broker.rules import Rule

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from pairbus.broker.address import Address, QueueId, QueuePart, subscription_path
 from pairbus.broker.context import BrokerContext
 from pairbus.broker.descriptions import (
     DEFAULT_RULE,
@@ -40,9 +39,10 @@ from pairbus.broker.errors import (
     RuleQuotaExceededError,
     SessionLockLostError,
 )
-from pairbus.broker.events import AccessChanged, EntityGone
 from pairbus.broker.housekeeping import DeletedEntity, Housekeeping
 from pairbus.broker.limits import RELAXED, UNLIMITED
+from pairbus.broker.message import Address, QueueId, QueuePart, subscription_path
+from pairbus.broker.ports import AccessChanged, EntityGone
 from pairbus.broker.queue import OnDue, Queue, Usage
 from pairbus.broker.rules import Rule, is_sql_filter, make_rule
 from pairbus.broker.session import Lock, QueueSession

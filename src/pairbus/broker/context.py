@@ -9,11 +9,9 @@ from itertools import count
 from typing import Final, Protocol
 from uuid import UUID
 
-from pairbus.broker.address import Address
-from pairbus.broker.events import EventSink, Notice
 from pairbus.broker.limits import Limits
-from pairbus.broker.message import PropertyView
-from pairbus.broker.records import BodyStore, Records
+from pairbus.broker.message import Address, PropertyView
+from pairbus.broker.ports import BodyStore, EventSink, Notice, Records
 
 _SPARE: Final = 64
 """Number of stale heap entries that are tolerated before a cleanup."""

@@ -224,6 +224,18 @@ class CorrelationFilter:
     properties: Mapping[str, Value] = field(default_factory=dict)
 
 
+CORRELATION_FIELDS: Final = {
+    "correlation_id": "CorrelationId",
+    "message_id": "MessageId",
+    "to": "To",
+    "reply_to": "ReplyTo",
+    "label": "Label",
+    "session_id": "SessionId",
+    "reply_to_session_id": "ReplyToSessionId",
+    "content_type": "ContentType",
+}
+"""The fields of a correlation filter and the system properties that they compare, in the order of the protocols."""
+
 FilterDescription: TypeAlias = TrueFilter | FalseFilter | SqlFilterDescription | CorrelationFilter
 
 

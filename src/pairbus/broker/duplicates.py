@@ -9,7 +9,7 @@ from typing import Final
 
 from pairbus.broker.context import BrokerContext
 from pairbus.broker.limits import SECOND_MS
-from pairbus.broker.records import Records
+from pairbus.broker.ports import Records
 
 _LONG_AGO: Final = -(2**62)
 _WATERMARK: Final = ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pairbus.broker.address import Address, subscription_path
 from pairbus.broker.descriptions import (
     EntityDescription,
     EntityRecord,
@@ -14,6 +13,7 @@ from pairbus.broker.descriptions import (
     TopicDescription,
 )
 from pairbus.broker.duplicates import Duplicates
+from pairbus.broker.message import Address, subscription_path
 from pairbus.broker.queue import Queue, Usage
 from pairbus.broker.rules import Rules
 

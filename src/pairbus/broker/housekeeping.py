@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from pairbus.broker.address import QueueId
 from pairbus.broker.context import BrokerContext, Deadlines
 from pairbus.broker.entity import Destination, ReceivableEntity
-from pairbus.broker.events import SessionLost
-from pairbus.broker.quarantine import Quarantine
+from pairbus.broker.message import QueueId
+from pairbus.broker.ports import SessionLost
 from pairbus.broker.queue import Queue
+from pairbus.broker.repair import Quarantine
 from pairbus.broker.router import Router
 from pairbus.broker.session import QueueSession, Sequences
 from pairbus.broker.settlement import Settlement

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 from uuid import UUID
 from warnings import warn
 
-from pairbus.broker.address import Address, QueueId, QueuePart
 from pairbus.broker.catalogue import AuthorizationRules, Catalogue, Lookup
 from pairbus.broker.context import BrokerContext, TimerQueue
 from pairbus.broker.descriptions import (
@@ -33,14 +32,12 @@ from pairbus.broker.errors import (
     MessageNotFoundError,
     SessionLockedError,
 )
-from pairbus.broker.events import EventSink, IndexFault, MessageEvent, Notice
 from pairbus.broker.housekeeping import ForwardingJob, Housekeeping, Timekeeper
 from pairbus.broker.limits import STANDARD, Limits
-from pairbus.broker.message import NEVER, DeliveredMessage, NewMessage, PropertyView
-from pairbus.broker.quarantine import Quarantine
+from pairbus.broker.message import NEVER, Address, DeliveredMessage, NewMessage, PropertyView, QueueId, QueuePart
+from pairbus.broker.ports import BodyStore, EventSink, IndexFault, MessageEvent, Notice, Records
 from pairbus.broker.queue import Queue
-from pairbus.broker.records import BodyStore, Records
-from pairbus.broker.repair import EntityReload, IndexAudit, check_loaded
+from pairbus.broker.repair import EntityReload, IndexAudit, Quarantine, check_loaded
 from pairbus.broker.restoration import NamespaceRestore
 from pairbus.broker.router import Router
 from pairbus.broker.rules import Rule

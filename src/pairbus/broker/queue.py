@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 from zlib import crc32
 
-from pairbus.broker.address import Address, QueueId
 from pairbus.broker.context import BrokerContext, Deadlines
-from pairbus.broker.events import MessageEvent
-from pairbus.broker.message import NEVER, MessageState, Record, unreadable
+from pairbus.broker.message import NEVER, Address, MessageState, QueueId, Record, unreadable
+from pairbus.broker.ports import MessageEvent
 from pairbus.broker.session import Lock, QueueSession, QueueSessions, Sequences
 
 PARTITION_SHIFT: Final = 48

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pairbus.broker.address import QueueId
 from pairbus.broker.catalogue import AuthorizationRules, Catalogue
 from pairbus.broker.context import BrokerContext
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
 from pairbus.broker.duplicates import DuplicateCleanup
 from pairbus.broker.entity import QueueEntity, ReceivableEntity, TopicEntity
-from pairbus.broker.events import MessageEvent
 from pairbus.broker.housekeeping import DeletedEntity, Housekeeping
-from pairbus.broker.message import MessageState, Record, unreadable
-from pairbus.broker.quarantine import Quarantine
+from pairbus.broker.message import MessageState, QueueId, Record, unreadable
+from pairbus.broker.ports import MessageEvent
 from pairbus.broker.queue import Queue
+from pairbus.broker.repair import Quarantine
 from pairbus.broker.session import Sequences
 
 

@@ -10,9 +10,9 @@ from pairbus.broker.context import BrokerContext
 from pairbus.broker.descriptions import EntityDescription, QueueDescription, TopicDescription, Value
 from pairbus.broker.entity import Destination, QueueEntity, ReceivableEntity, SubscriptionEntity, TopicEntity
 from pairbus.broker.errors import RuleBudgetExceededError
-from pairbus.broker.events import MessageEvent
 from pairbus.broker.limits import MEGABYTE, UNLIMITED, Limits
 from pairbus.broker.message import NEVER, Amendments, MessageState, NewMessage, PropertyView, Record, partition_key_of
+from pairbus.broker.ports import MessageEvent
 from pairbus.broker.queue import PARTITION_SHIFT, Queue, partition_of
 from pairbus.broker.rules import EXPRESSION_UNITS, BudgetSpentError, LazyView, Rule, RuleBudget, RuleSubject
 from pairbus.broker.sql import EvaluationError, PropertyChanges, SqlAction

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
 from pairbus.broker.descriptions import (
+    CORRELATION_FIELDS,
     CorrelationFilter,
     FalseFilter,
     FilterDescription,
@@ -129,17 +130,6 @@ _PROPERTY_UNITS: Final = 200
 EXPRESSION_UNITS: Final = 20
 """About how many nanoseconds each character of an expression takes to evaluate."""
 
-_CORRELATED: Final = {
-    "correlation_id": "CorrelationId",
-    "message_id": "MessageId",
-    "to": "To",
-    "reply_to": "ReplyTo",
-    "label": "Label",
-    "session_id": "SessionId",
-    "reply_to_session_id": "ReplyToSessionId",
-    "content_type": "ContentType",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
@@ -226,7 +216,9 @@ def _never(_subject: Subject) -> bool:
 
 def _correlation(description: CorrelationFilter) -> MessagePredicate:
     wanted = tuple(
-        (name, value) for field, name in _CORRELATED.items() if (value := getattr(description, field)) is not None
+        (name, value)
+        for field, name in CORRELATION_FIELDS.items()
+        if (value := getattr(description, field)) is not None
     )
     properties = tuple(description.properties.items())
     if not wanted and not properties:

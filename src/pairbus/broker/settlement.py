@@ -9,16 +9,15 @@ from itertools import islice
 from typing import Final
 
 from pairbus.broker import errors
-from pairbus.broker.address import QueuePart
 from pairbus.broker.context import BrokerContext
 from pairbus.broker.descriptions import Value
 from pairbus.broker.entity import ReceivableEntity
 from pairbus.broker.errors import InvalidOperationError, InvalidRequestError
-from pairbus.broker.events import MessageEvent
 from pairbus.broker.limits import Limits
-from pairbus.broker.message import DeliveredMessage, MessageState, Record
-from pairbus.broker.quarantine import Quarantine
+from pairbus.broker.message import DeliveredMessage, MessageState, QueuePart, Record
+from pairbus.broker.ports import MessageEvent
 from pairbus.broker.queue import Queue
+from pairbus.broker.repair import Quarantine
 from pairbus.broker.router import Failure, Router, amended, amendments_bytes
 from pairbus.broker.session import Lock, QueueSession
 from pairbus.broker.validation import check_text, check_values

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from pairbus.broker.address import Address
 from pairbus.broker.catalogue import Catalogue, Lookup
 from pairbus.broker.context import BrokerContext
 from pairbus.broker.entity import Destination, QueueEntity
@@ -20,7 +19,7 @@ from pairbus.broker.errors import (
     SessionRequiredError,
 )
 from pairbus.broker.limits import Limits
-from pairbus.broker.message import NewMessage
+from pairbus.broker.message import Address, NewMessage
 from pairbus.broker.router import Router, capacity, fault_of, message_limit
 from pairbus.broker.settlement import Settlement, SettlementRequest, check_verdict
 from pairbus.broker.validation import check_list, check_number

@@ -9,7 +9,6 @@ from types import NoneType, UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from pairbus.broker.address import Address, QueuePart
 from pairbus.broker.descriptions import (
     KIND_OF,
     AuthorizationRule,
@@ -27,6 +26,7 @@ from pairbus.broker.descriptions import (
 )
 from pairbus.broker.errors import InvalidDescriptionError, InvalidNameError, InvalidRequestError
 from pairbus.broker.limits import Limits
+from pairbus.broker.message import Address, QueuePart
 from pairbus.entity_settings import FIXED, settings_of
 
 # Type checks of arguments: callers without a type checker make mistakes too.

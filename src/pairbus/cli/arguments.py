@@ -23,6 +23,9 @@ from pairbus.dialect.paths import SubQueue, split_entity_path
 from pairbus.pairing.backlog import in_groups
 from pairbus.spark.options import duration
 
+HERE: Final = "local[*]"
+"""The Spark master in this process."""
+
 NEVER: Final = "never"
 _LONGEST: Final = timedelta(days=36_500)
 _FORM: Final = duration(timedelta(), _LONGEST, "a number and a unit, such as 500ms, 30s, 15m, 1h or 14d")
@@ -215,3 +218,11 @@ EntityArgument: TypeAlias = Annotated[
         help="a queue, a topic, or TOPIC/Subscriptions/NAME",
     ),
 ]
+
+
+def master_option(panel: str | None = None) -> Any:
+    """Return the option for the Spark master, in a panel of the help."""
+    return typer.Option("--master", help="the Spark master", metavar="MASTER", rich_help_panel=panel)
+
+
+MasterOption: TypeAlias = Annotated[str, master_option()]

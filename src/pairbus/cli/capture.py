@@ -9,9 +9,10 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from pairbus.cli.arguments import HERE, MasterOption
 from pairbus.cli.connection import FAILED, USAGE, read_connection
 from pairbus.cli.failure import extra_needed, fail
-from pairbus.cli.spark_place import HERE, MasterOption, check_master, exported, read_reference
+from pairbus.cli.spark_place import check_master, exported, read_reference
 from pairbus.dialect.paths import split_entity_path
 from pairbus.jobs.capture.config import CaptureConfig, WindowLimits
 from pairbus.jobs.lines import CommandResult, LineReporter, ProgressReporter, ReportLine

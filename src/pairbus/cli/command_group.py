@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 from pairbus.cli.connection import STOPPED
 from pairbus.cli.failure import extra_needed, fail
 from pairbus.cli.standard_output import checked_output
-from pairbus_command import stop_at_once
 
 MARKUP: Final = "markdown"
 """Without it, the help breaks the lines of a paragraph where the source breaks them."""
@@ -66,7 +65,7 @@ def command_group(modules: Mapping[str, str]) -> type[TyperGroup]:
 
         def invoke(self, ctx: Any) -> Any:
             try:
-                with _interruptible(), checked_output():
+                with _interruptible(ctx.obj), checked_output():
                     return super().invoke(ctx)
             except typer.BadParameter as error:
                 error.message = _plain(error.message)
@@ -78,10 +77,13 @@ def command_group(modules: Mapping[str, str]) -> type[TyperGroup]:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C raise ``KeyboardInterrupt`` while a command runs; outside of it, Ctrl-C ends the process at once."""
+def _interruptible(stop_at_once: object) -> Iterator[None]:
+    """Let Ctrl-C raise ``KeyboardInterrupt`` while a command runs; outside of it, Ctrl-C ends the process at once.
+
+    ``stop_at_once`` is the handler that ends it. Any other one is on purpose, and stays.
+    """
     before = signal.getsignal(signal.SIGINT)
-    if before is not stop_at_once:
+    if before is None or before is not stop_at_once:
         yield
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperOption
 
-from pairbus.cli.arguments import read_utc
+from pairbus.cli.arguments import HERE, master_option, read_utc
 from pairbus.cli.connection import FAILED, USAGE
 from pairbus.cli.failure import extra_needed, fail
 from pairbus.cli.interruption import run_on_spark
@@ -95,7 +95,7 @@ ToOption = Annotated[
     str | None,
     typer.Option("--to", help="the end of the time range, exclusive", metavar="TIME", rich_help_panel=BILL),
 ]
-MasterOption = Annotated[str, typer.Option("--master", help="the Spark master", metavar="MASTER", rich_help_panel=BILL)]
+MasterOption = Annotated[str, master_option(BILL)]
 ForecastOption = Annotated[
     bool, typer.Option("--forecast", help="forecast the cost of pairing; needs no ledger", rich_help_panel=FORECAST)
 ]
@@ -215,7 +215,7 @@ def cost(
     by: ByOption = GroupBy.STAGE,
     start: FromOption = None,
     end: ToOption = None,
-    master: MasterOption = "local[*]",
+    master: MasterOption = HERE,
     is_forecast: ForecastOption = False,
     messages_per_day: MessagesOption = None,
     message_bytes: SizeOption = 1_000,

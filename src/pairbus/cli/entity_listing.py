@@ -15,7 +15,7 @@ from rich.table import Table
 from pairbus.cli.arguments import duration_text
 from pairbus.cli.entity_settings import KINDS, SETTINGS
 from pairbus.client.amqp_json import moment_text
-from pairbus.client.management.atom import EntityDescription, write_action, write_filter
+from pairbus.client.management.atom import RULE_CODEC, EntityDescription
 from pairbus.client.management.descriptions import (
     QueueRuntimeInfo,
     SubscriptionDescription,
@@ -37,7 +37,7 @@ _LEAST: Final = 5
 """The number of columns shown even in a narrow terminal."""
 
 _ENDLESS: Final = 10_000
-_OPTIONS: Final = {setting.field: setting.option for setting in SETTINGS}
+_OPTIONS: Final = {setting.field: option for option, setting in SETTINGS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +85,8 @@ def _plain(value: Any) -> dict[str, Any]:
 def _plain_rule(rule: RuleDescription) -> dict[str, Any]:
     return {
         "name": rule.name,
-        "filter": plain_part(write_filter(rule.filter)),
-        "action": None if rule.action is None else plain_part(write_action(rule.action)),
+        "filter": plain_part(RULE_CODEC.filter_values(rule.filter)),
+        "action": None if rule.action is None else plain_part(RULE_CODEC.action_values(rule.action)),
     }
 
 
@@ -193,6 +193,6 @@ def show_one(entity: ListedEntity) -> None:
         option = f"  ({_OPTIONS[name]})" if name in _OPTIONS else ""
         print(f"{name}: {'not set' if value is None else value}{option}")
     for rule in entity.rules or ():
-        print(f"rule {rule.name} filter: {filter_text(write_filter(rule.filter))}")
+        print(f"rule {rule.name} filter: {filter_text(RULE_CODEC.filter_values(rule.filter))}")
         if rule.action is not None:
-            print(f"rule {rule.name} action: {action_text(write_action(rule.action))}")
+            print(f"rule {rule.name} action: {action_text(RULE_CODEC.action_values(rule.action))}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import timedelta
 from inspect import Parameter, signature
 from typing import Annotated, Any, Final
@@ -32,62 +32,45 @@ _STATUSES: Final = {word.lower(): EntityStatus(word) for word in STATUSES.values
 _DURATIONS: Final = {SettingType.DURATION, SettingType.LIFETIME}
 
 
-@dataclass(frozen=True, slots=True)
-class SettingOption:
-    """The option of a setting."""
-
-    option: str
-    setting: EntitySetting[Any]
-
-    @property
-    def field(self) -> str:
-        """The name of the field in the descriptions."""
-        return self.setting.field
-
-    @property
-    def is_fixed(self) -> bool:
-        return self.setting.is_fixed
-
-    def read(self, given: Any) -> Any:
-        """Return the value of the option; end the command if it is invalid."""
-        if self.setting.type in _DURATIONS:
-            return read_lifetime(self.option, given)
-        if self.setting.type is SettingType.STATUS:
-            found = _STATUSES.get(given.lower())
-            if found is None:
-                fail(f"{self.option} must be one of {', '.join(_STATUSES)}, got {given!r:.50}", USAGE)
-            return found
-        return given
+SETTINGS: Final = {setting.option: setting for setting in ENTITY_SETTINGS if setting.option is not None}
+"""The settings that have an option, by that option."""
 
 
-SETTINGS: Final = tuple(
-    SettingOption(setting.option, setting) for setting in ENTITY_SETTINGS if setting.option is not None
-)
-
-
-def has_setting(kind: type[EntityDescription], setting: SettingOption) -> bool:
+def has_setting(kind: type[EntityDescription], setting: EntitySetting[Any]) -> bool:
     return setting.field in {field.name for field in fields(kind)}
+
+
+def _read(option: str, setting: EntitySetting[Any], given: Any) -> Any:
+    """Return the value of the option; end the command if it is invalid."""
+    if setting.type in _DURATIONS:
+        return read_lifetime(option, given)
+    if setting.type is SettingType.STATUS:
+        found = _STATUSES.get(given.lower())
+        if found is None:
+            fail(f"{option} must be one of {', '.join(_STATUSES)}, got {given!r:.50}", USAGE)
+        return found
+    return given
 
 
 def read_settings(kind: type[EntityDescription], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given settings by field; end the command if this kind of entity does not have one of them."""
     values = {}
-    for setting in SETTINGS:
+    for option, setting in SETTINGS.items():
         given = options.get(setting.field)
         if given is None:
             continue
         if not has_setting(kind, setting):
-            fail(f"{setting.option} does not apply to a {KINDS[kind]}; remove it", USAGE)
-        values[setting.field] = setting.read(given)
+            fail(f"{option} does not apply to a {KINDS[kind]}; remove it", USAGE)
+        values[setting.field] = _read(option, setting, given)
     return values
 
 
 def refuse_fixed(options: Mapping[str, Any]) -> None:
     """End the command if a setting is given that cannot be updated."""
-    for setting in SETTINGS:
+    for option, setting in SETTINGS.items():
         if setting.is_fixed and options.get(setting.field) is not None:
             fail(
-                f"{setting.option} can only be set when an entity is created: delete the entity and create it again",
+                f"{option} can only be set when an entity is created: delete the entity and create it again",
                 USAGE,
             )
 
@@ -112,7 +95,7 @@ _UNITS: Final[Mapping[SettingType, Callable[[int], str]]] = {
     SettingType.SIZE: _kilobytes,
 }
 _TYPED: Final = {
-    each.setting.name: (each.option, _UNITS[each.setting.type]) for each in SETTINGS if each.setting.type in _UNITS
+    setting.name: (option, _UNITS[setting.type]) for option, setting in SETTINGS.items() if setting.type in _UNITS
 }
 """The option for each field name that a pairbus namespace reports, and the conversion of its unit to the option's."""
 
@@ -124,9 +107,9 @@ def in_options(message: str) -> str:
         option, typed = _TYPED[refused[1]]
         allowed = _NUMBER.sub(lambda number: typed(int(number[0])), refused[2])
         return f"{option} must be {allowed}, got {typed(int(refused[3]))}"
-    for setting in SETTINGS:
+    for option, setting in SETTINGS.items():
         if message.startswith(f"{setting.field} "):
-            return setting.option + message.removeprefix(setting.field)
+            return option + message.removeprefix(setting.field)
     return message
 
 
@@ -142,7 +125,8 @@ def take_settings(command: Callable[..., None], *, is_new: bool) -> None:
         one for one in signature(command, eval_str=True).parameters.values() if one.kind is not Parameter.VAR_KEYWORD
     ]
     own = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own]
-    parameters = [*own, *(_option(setting, hidden=setting.is_fixed and not is_new) for setting in SETTINGS)]
+    options = (_option(name, setting, hidden=setting.is_fixed and not is_new) for name, setting in SETTINGS.items())
+    parameters = [*own, *options]
     command.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
@@ -159,12 +143,11 @@ _ARGUMENTS: Final[Mapping[SettingType, tuple[type, str | None]]] = {
 }
 
 
-def _option(setting: SettingOption, *, hidden: bool) -> Parameter:
-    name = setting.option
-    kind = setting.setting.type
+def _option(name: str, setting: EntitySetting[Any], *, hidden: bool) -> Parameter:
+    kind = setting.type
     if kind is SettingType.BOOLEAN:
         name = f"{name}/{name.replace('--', '--no-', 1)}"
     typed, metavar = _ARGUMENTS[kind]
     # No default: unset options use the server's defaults.
-    info = typer.Option(name, help=setting.setting.help, show_default=False, metavar=metavar, hidden=hidden)
+    info = typer.Option(name, help=setting.help, show_default=False, metavar=metavar, hidden=hidden)
     return Parameter(setting.field, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[typed | None, info])

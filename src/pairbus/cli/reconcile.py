@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from pairbus.cli.arguments import read_utc
+from pairbus.cli.arguments import HERE, MasterOption, read_utc
 from pairbus.cli.connection import USAGE, one_line
 from pairbus.cli.failure import extra_needed, fail
 from pairbus.cli.interruption import run_on_spark
@@ -76,7 +76,6 @@ _OutOption = Annotated[
 _ListOption = Annotated[
     int, typer.Option("--list", min=0, metavar="N", help="the maximum number of messages in a list")
 ]
-_MasterOption = Annotated[str, typer.Option("--master", metavar="MASTER", help="the Spark master")]
 
 
 def reconcile(
@@ -88,7 +87,7 @@ def reconcile(
     format_: _FormatOption = ReconcileFormat.TABLE,
     out: _OutOption = None,
     list_: _ListOption = 20,
-    master: _MasterOption = "local[*]",
+    master: MasterOption = HERE,
 ) -> None:
     """Account for every message of a pair: received, waiting, missing.
 

@@ -30,9 +30,8 @@ from pairbus.ledger import LedgerError
 from pairbus.server import NamespaceServer, StopTimeoutError
 from pairbus.server.amqp.frame_trace import FRAMES
 from pairbus.server.declaration import DeclarationError
-from pairbus.server.interpreter import freeze_modules, tune_interpreter
 from pairbus.server.listener import Listener, ListenError
-from pairbus.server.process import new_event_loop
+from pairbus.server.process import freeze_modules, new_event_loop, tune_interpreter
 from pairbus.server.settings import (
     CONFIG_VARIABLE,
     SETTINGS,

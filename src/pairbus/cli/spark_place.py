@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Final
 
-import typer
-
+from pairbus.cli.arguments import HERE
 from pairbus.cli.connection import USAGE, read_connection_file
 from pairbus.cli.failure import fail
 from pairbus.client.validation import shown
 from pairbus.spark.connections import ConnectionReference, ReferenceKind
 from pairbus.spark.errors import ConnectionReferenceError
 
-HERE: Final = "local[*]"
 _MASTERS: Final = ("local", "spark://", "yarn", "k8s://")
 _CONNECT: Final = "sc://"
-
-MasterOption: TypeAlias = Annotated[str, typer.Option("--master", help="the Spark master", metavar="MASTER")]
 
 
 def read_reference(option: str, variable: str, given: str) -> tuple[ConnectionReference, str]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from pairbus.cli.arguments import HERE, MasterOption
 from pairbus.cli.connection import (
     FAILED,
     PRIMARY_VARIABLE,
@@ -24,7 +25,7 @@ from pairbus.cli.connection import (
     read_connections,
 )
 from pairbus.cli.failure import extra_needed, fail
-from pairbus.cli.spark_place import HERE, MasterOption, check_master, exported, read_reference
+from pairbus.cli.spark_place import check_master, exported, read_reference
 from pairbus.client.validation import shown
 from pairbus.jobs.lines import LineReporter, Progress, ProgressReporter, ReportLine
 from pairbus.jobs.syphon.settings import LONG_POLL, SyphonConfig

@@ -31,7 +31,7 @@ from struct import Struct
 from typing import Any, Final
 from uuid import UUID
 
-from pairbus.client.times import from_ms, to_ms
+from pairbus.client.validation import from_ms, to_ms
 from pairbus.wire import (
     Array,
     Byte,

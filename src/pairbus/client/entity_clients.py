@@ -24,7 +24,7 @@ from pairbus.client.receiver import MessageReceiver
 from pairbus.client.sender import MessageSender
 from pairbus.client.session import MessageSession
 from pairbus.client.settings import ReceiveMode
-from pairbus.client.times import from_ms, to_ms
+from pairbus.client.validation import from_ms, to_ms
 from pairbus.dialect.management import (
     CORRELATED,
     CORRELATION_FILTER,

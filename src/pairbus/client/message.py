@@ -13,7 +13,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from pairbus.client.errors import InvalidMessageError
-from pairbus.client.times import from_ms, to_ms
+from pairbus.client.validation import from_ms, to_ms
 from pairbus.dialect.annotations import PARTITION_KEY, SCHEDULED_ENQUEUE_TIME, VIA_PARTITION_KEY
 from pairbus.wire import (
     AMQP_SEQUENCE,

@@ -23,8 +23,7 @@ from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.retrying import retrying
 from pairbus.client.settings import MessagingFactorySettings
-from pairbus.client.times import from_ms
-from pairbus.client.validation import check_type
+from pairbus.client.validation import check_type, from_ms
 from pairbus.dialect.management import ASSOCIATED_LINK, Operation, Response
 from pairbus.dialect.paths import MANAGEMENT
 from pairbus.wire import Array, Int, Timestamp, UInt

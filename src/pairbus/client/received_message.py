@@ -11,7 +11,7 @@ from uuid import UUID
 
 from pairbus.client.errors import InvalidMessageError
 from pairbus.client.message import AmqpView, BodyKind, BrokeredMessage, MessageId, amqp_values, python_value
-from pairbus.client.times import from_ms
+from pairbus.client.validation import from_ms
 from pairbus.dialect.annotations import (
     DEAD_LETTER_SOURCE,
     ENQUEUE_SEQUENCE_NUMBER,

@@ -16,8 +16,7 @@ from pairbus.client.errors import (
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.client.settings import ReceiveMode
-from pairbus.client.times import from_ms
-from pairbus.client.validation import check_type
+from pairbus.client.validation import check_type, from_ms
 
 _NO_TIME = timedelta()
 

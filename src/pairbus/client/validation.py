@@ -1,15 +1,16 @@
-"""Checks of the types and ranges of values before they are sent; the service checks the rest."""
+"""Values of the public API: checks of types and ranges before they are sent, and conversion of times."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import fields
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from pairbus.dialect.atom.document import speakable
+from pairbus.dialect.atom.values import LONGEST_MS
 
 _INT64: Final = range(-(2**63), 2**63)
 _FORBIDDEN: Final = re.compile(r"[@?#*\\\x00-\x1f\x7f]")
@@ -76,3 +77,43 @@ def _types(kind: type) -> dict[str, tuple[type, ...]]:
 def _choices(hint: Any) -> tuple[type, ...]:
     choices = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     return tuple(get_origin(choice) or choice for choice in choices)
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_NO_TIME: Final = datetime.min.replace(tzinfo=UTC)
+"""The value that .NET uses for an event that has not occurred."""
+_LATEST: Final = datetime.max.replace(tzinfo=UTC)
+
+
+def to_milliseconds(length: timedelta) -> int | None:
+    """Return whole milliseconds, rounded down; ``None`` for never."""
+    length_ms = length // _MILLISECOND
+    return length_ms if length_ms < LONGEST_MS else None
+
+
+def from_milliseconds(length_ms: int | None) -> timedelta:
+    return timedelta.max if length_ms is None or length_ms >= LONGEST_MS else timedelta(milliseconds=length_ms)
+
+
+def to_ms(moment: datetime) -> int:
+    """Return milliseconds since the Unix epoch; raises ``ValueError`` if the time is naive, because it is ambiguous."""
+    if not isinstance(moment, datetime):
+        raise TypeError(f"expected a datetime, got {moment!r:.100}")
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment} has no time zone; use datetime.now(UTC), for example")
+    return (moment - _EPOCH) // _MILLISECOND
+
+
+def from_ms(time_ms: int) -> datetime:
+    """Return a UTC datetime, clamped to the range that Python supports."""
+    try:
+        return _EPOCH + timedelta(milliseconds=int(time_ms))
+    except OverflowError:
+        return _LATEST if time_ms > 0 else _NO_TIME
+
+
+def happened_ms(time_ms: int) -> datetime | None:
+    """Return a UTC datetime; ``None`` for an event that has not occurred."""
+    moment = from_ms(time_ms)
+    return None if moment == _NO_TIME else moment

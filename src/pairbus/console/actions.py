@@ -21,8 +21,8 @@ from pairbus.broker import (
     SettleOperation,
     TopicDescription,
 )
-from pairbus.console.context import ConsoleEntity, RequestContext, entity_of
 from pairbus.console.formatting import number
+from pairbus.console.http import ConsoleEntity, RequestContext, entity_of
 from pairbus.server.audit import AuditAction
 from pairbus.server.errors import BadRequestError
 from pairbus.server.host import NamespaceHost

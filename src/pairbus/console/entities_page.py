@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import urlencode
 
-from pairbus.console.context import ConsolePage, RequestContext, entity_at
 from pairbus.console.counts import EntityCount
 from pairbus.console.formatting import number, rate, size
+from pairbus.console.http import ConsolePage, RequestContext, entity_at
 from pairbus.console.sampler import Rates
 
 _PAGE_SIZE: Final = 100

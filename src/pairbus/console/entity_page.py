@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from pairbus.broker import EntityInfo, QueuePart, TopicDescription
 from pairbus.console.actions import destination_of
-from pairbus.console.context import ConsoleEntity, ConsolePage, RequestContext, entity_at, entity_of
 from pairbus.console.counts import EntityCount
 from pairbus.console.entities_page import count_values
 from pairbus.console.formatting import date_time, duration, number, rate, size
+from pairbus.console.http import ConsoleEntity, ConsolePage, RequestContext, entity_at, entity_of
 from pairbus.console.message_page import BodyView, ShownMessage, body_text, show
 from pairbus.dialect.atom.rules import action_text, filter_text
+from pairbus.entity_settings import ENTITY_SETTINGS, SettingType
 from pairbus.server.http.descriptions import rule_values, settings_of
 
 _PAGE_SIZE: Final = 25
@@ -205,34 +206,23 @@ def _text(value: str | None) -> str:
     return value or "not set"
 
 
-def _count(unit: str = "") -> Callable[[int], str]:
-    return lambda value: f"{number(value)}{unit}"
-
-
-SETTINGS: Final[dict[str, tuple[str, Callable[[Any], str]]]] = {
-    "status": ("Status", str),
-    "lock_duration_ms": ("Lock duration", duration),
-    "max_delivery_count": ("Max delivery count", _count()),
-    "default_time_to_live_ms": ("Default time to live", duration),
-    "dead_letter_on_expiration": ("Dead-letter expired messages", _yes_or_no),
-    "dead_letter_on_filter_errors": ("Dead-letter on filter errors", _yes_or_no),
-    "requires_session": ("Requires sessions", _yes_or_no),
-    "requires_duplicate_detection": ("Detects duplicates", _yes_or_no),
-    "duplicate_window_ms": ("Duplicate detection window", duration),
-    "max_size_megabytes": ("Max size", _count(" MB")),
-    "max_message_kilobytes": ("Max message size", _count(" KB")),
-    "partitioned": ("Partitioned", _yes_or_no),
-    "express": ("Express", _yes_or_no),
-    "forward_to": ("Forward to", _text),
-    "forward_dead_letters_to": ("Forward dead letters to", _text),
-    "auto_delete_on_idle_ms": ("Auto-delete on idle", duration),
-    "batched_operations": ("Batched operations", _yes_or_no),
-    "support_ordering": ("Supports ordering", _yes_or_no),
-    "user_metadata": ("User metadata", _text),
+_FORMATS: Final[Mapping[SettingType, Callable[[Any], str]]] = {
+    SettingType.BOOLEAN: _yes_or_no,
+    SettingType.INTEGER: number,
+    SettingType.SIZE: number,
+    SettingType.DURATION: duration,
+    SettingType.LIFETIME: duration,
+    SettingType.TEXT: _text,
+    SettingType.ENTITY: _text,
+    SettingType.STATUS: str,
 }
-"""The label of each setting, and the format of its value. Keys of entities are not shown."""
 
 
 def _settings(context: RequestContext, info: EntityInfo) -> list[tuple[str, str]]:
+    """Return the label and the value of each setting. Keys of entities are not shown."""
     values = settings_of(info.description, context.host.limits)
-    return [(label, write(values[name])) for name, (label, write) in SETTINGS.items() if name in values]
+    return [
+        (setting.label, f"{_FORMATS[setting.type](values[setting.value_name])}{setting.unit}")
+        for setting in ENTITY_SETTINGS
+        if setting.value_name in values
+    ]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from pairbus.broker import BrokerError
-from pairbus.console.context import RequestContext
+from pairbus.console.http import RequestContext
 from pairbus.console.sampler import Sampler
 from pairbus.server.errors import ServerError
 from pairbus.store import StoreError

@@ -10,8 +10,8 @@ from typing import Final
 from pairbus.broker import NEVER, DeliveredMessage, MessageNotFoundError, MessageState, QueuePart
 from pairbus.broker.errors import DESCRIPTION_PROPERTY, REASON_PROPERTY
 from pairbus.client.amqp_json import type_name
-from pairbus.console.context import ConsoleEntity, ConsolePage, RequestContext, entity_of
 from pairbus.console.formatting import date_time, number, size
+from pairbus.console.http import ConsoleEntity, ConsolePage, RequestContext, entity_of
 from pairbus.server.messages import delivered_payload
 from pairbus.spark.value_text import text_of
 from pairbus.wire import ProtocolError, Sections

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Final
 
-from pairbus.console.context import ConsoleEntity, ConsolePage, RequestContext
 from pairbus.console.counts import BacklogDestination, EntityCount
 from pairbus.console.formatting import clock_time, date_time, number, rate
+from pairbus.console.http import ConsoleEntity, ConsolePage, RequestContext
 from pairbus.console.reports import LastReport, Reports, Row
 from pairbus.console.sampler import KEPT_MS, Point
 from pairbus.dialect.paths import is_drill_path

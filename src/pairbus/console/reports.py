@@ -24,7 +24,7 @@ from pairbus.pairing.report import (
 )
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.errors import ServerBusyError, UnauthorizedError
-from pairbus.server.http.body import read_body
+from pairbus.server.http.call import read_body
 from pairbus.server.http.credentials import Credentials, check_guesses, note_known, refuse_login
 
 EXPIRES_MS: Final = int(3 * HEARTBEAT_S * 1_000)

@@ -30,9 +30,18 @@ from pairbus.console.auth import (
     is_unencrypted,
     parse_login_form,
 )
-from pairbus.console.context import ConsolePage, RequestContext, entity_of
 from pairbus.console.formatting import sentence
-from pairbus.console.http import HEADERS, BrowserRoute, ConsoleRoute, ConsoleTemplates, Handler, read_form
+from pairbus.console.http import (
+    HEADERS,
+    BrowserRoute,
+    ConsolePage,
+    ConsoleRoute,
+    ConsoleTemplates,
+    Handler,
+    RequestContext,
+    entity_of,
+    read_form,
+)
 from pairbus.console.live import LiveValues, stream
 from pairbus.console.reports import ReportApi
 from pairbus.console.sampler import Sampler
@@ -40,7 +49,7 @@ from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.audit import Actor, AuditAction
 from pairbus.server.counters import Counters
 from pairbus.server.errors import REFUSABLE, BadRequestError, ServerBusyError, UnauthorizedError, refusal_of
-from pairbus.server.http.body import BodyTooLargeError
+from pairbus.server.http.call import BodyTooLargeError
 from pairbus.server.log_context import ContextLog, LogValue, peer_of
 from pairbus.server.settings import Settings
 from pairbus.server.supervision.supervisor import Component, SupervisedTask

@@ -9,8 +9,8 @@ from typing import Final
 from urllib.parse import urlencode
 
 from pairbus import __version__
-from pairbus.console.context import ConsolePage, RequestContext
 from pairbus.console.formatting import date_time, number, size, uptime
+from pairbus.console.http import ConsolePage, RequestContext
 from pairbus.console.sampler import Sampler
 from pairbus.jobs.cost.rate_card import CountedBy, RateCard, load_rate_card
 from pairbus.ledger.events import Stage

@@ -50,7 +50,7 @@ STAMPED: Final = frozenset(
 )
 """The annotations that only the service sets; those of a sender are dropped."""
 
-_SYSTEM: Final = {
+PROPERTY_FIELDS: Final = {
     "MessageId": "message_id",
     "CorrelationId": "correlation_id",
     "ContentType": "content_type",
@@ -227,7 +227,7 @@ def _properties(sections: Sections, assigned_id: str | None) -> bytes:
 
 def _changed_properties(sections: Sections, changes: DeliveredChanges, assigned_id: str | None) -> tuple[bytes, bytes]:
     fields: dict[str, Any] = {} if assigned_id is None else {"message_id": assigned_id}
-    fields |= {_SYSTEM[name]: value for name, value in changes.system.items() if name in _SYSTEM}
+    fields |= {PROPERTY_FIELDS[name]: value for name, value in changes.system.items() if name in PROPERTY_FIELDS}
     if fields.get("content_type") is not None:
         fields["content_type"] = Symbol(fields["content_type"])
     replaced = {name.lower() for name in changes.user} | {name.lower() for name in changes.removed}

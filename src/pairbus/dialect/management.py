@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from pairbus.broker.descriptions import CORRELATION_FIELDS
 from pairbus.wire import (
     AMQP_VALUE,
     Int,
@@ -139,14 +140,5 @@ TRUE_FILTER: Final = ULong(0x1370000007)
 FALSE_FILTER: Final = ULong(0x1370000008)
 CORRELATION_FILTER: Final = ULong(0x1370000009)
 
-CORRELATED: Final = (
-    "correlation_id",
-    "message_id",
-    "to",
-    "reply_to",
-    "label",
-    "session_id",
-    "reply_to_session_id",
-    "content_type",
-)
+CORRELATED: Final = tuple(CORRELATION_FIELDS)
 """The fields of a correlation filter, in the order of the wire; in requests their names have hyphens."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pairbus.ledger.columns import COLUMNS, LIVES, OPERATIONS, PARTITIONS, VERSION, VERSION_KEY
-from pairbus.ledger.errors import (
-    LedgerDirectoryError,
-    LedgerError,
-    LedgerSettingsError,
-    LedgerSystemError,
-    PyArrowMissingError,
-)
 from pairbus.ledger.events import (
+    COLUMNS,
+    LIVES,
+    OPERATIONS,
+    PARTITIONS,
     SUCCEEDED,
     UNIT_BYTES,
+    VERSION,
+    VERSION_KEY,
     LedgerEvent,
     LifecycleEvent,
     OperationCounts,
@@ -24,7 +22,15 @@ from pairbus.ledger.events import (
     units_of,
 )
 from pairbus.ledger.ledger import Ledger, read_open
-from pairbus.ledger.settings import LedgerSettings, LedgerStatus
+from pairbus.ledger.settings import (
+    LedgerDirectoryError,
+    LedgerError,
+    LedgerSettings,
+    LedgerSettingsError,
+    LedgerStatus,
+    LedgerSystemError,
+    PyArrowMissingError,
+)
 from pairbus.renamed import renamed
 
 __all__ = [

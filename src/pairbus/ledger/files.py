@@ -1,9 +1,10 @@
-"""The files of a ledger: open journals, and the Parquet files they are converted to."""
+"""The files of a ledger: open journals, the Parquet files they are converted to, and the writer of queued rows."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -15,11 +16,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pairbus.durable import OURS_ALONE, make_directory, put_in_place, sync_directory
-from pairbus.ledger.columns import COLUMNS, LIVES, OPERATIONS, TEXT
-from pairbus.ledger.events import LifecycleEvent
+from pairbus.ledger.events import COLUMNS, LIVES, OPERATIONS, TEXT, LifecycleEvent
 from pairbus.ledger.journal import OPEN, SUFFIX, LedgerJournal, NewerJournalError, open_journals, tables_of
-from pairbus.ledger.schema import LedgerFileName, RowBatch, hour_of
+from pairbus.ledger.schema import LedgerFileName, RowBatch, hour_of, row_batches
 from pairbus.ledger.settings import LedgerSettings
+from pairbus.ledger.write_queue import QueuedRows, WriteQueue
 
 _ROW_GROUP: Final = 128 * 1024
 """Rows of a row group: a query for one minute skips the other groups."""
@@ -122,9 +123,9 @@ class LedgerFiles:
     def _is_due(self, journal: LedgerJournal, now_ms: int) -> bool:
         age_ms = now_ms - journal.opened_ms
         return (
-            journal.size >= self._settings.close_bytes
+            journal.segment.size >= self._settings.close_bytes
             or journal.file_name.is_over(now_ms)
-            or not journal.is_at_its_path
+            or not journal.segment.is_at_its_path
             or not 0 <= age_ms < self._settings.close_s * 1_000  # the clock may be set back
         )
 
@@ -145,7 +146,7 @@ class LedgerFiles:
 
     def _convert(self, journal: LedgerJournal) -> None:
         """Convert a journal. If the file exists, a process was killed before it deleted the journal, so only delete."""
-        journal.trim()
+        journal.segment.trim()  # otherwise the rows of a failed append could end up in the journal twice
         path = journal.file_name.parquet_file(self.directory)
         if path.exists():
             sync_directory(path.parent)
@@ -158,15 +159,15 @@ class LedgerFiles:
         try:
             content = journal.read()
         except NewerJournalError as error:
-            _log.warning('journal left unchanged path=%s reason="%s"', journal.path, error)
+            _log.warning('journal left unchanged path=%s reason="%s"', journal.segment.path, error)
             journal.release()
             return False
-        if content.trusted_bytes < journal.size:
+        if content.trusted_bytes < journal.segment.size:
             _log.warning(
                 'journal partly readable path=%s valid_bytes=%d total_bytes=%d reason="incomplete or damaged frame"',
-                journal.path,
+                journal.segment.path,
                 content.trusted_bytes,
-                journal.size,
+                journal.segment.size,
             )
         if content.tables:
             write_parquet(path, journal.file_name.table, content.tables)
@@ -209,3 +210,106 @@ def _ordinals(table: Any, namespace: str, first: int) -> list[int]:
     is_wanted = pc.and_(pc.equal(table["namespace"], namespace), pc.greater_equal(table["ordinal"], first))
     found: list[int] = table["ordinal"].filter(is_wanted).to_pylist()
     return found
+
+
+_ROUNDS: Final = 16
+"""Maximum number of times that rows are taken and written before journals that are due are converted."""
+
+_LAST_ROUNDS: Final = 1_000
+
+
+class LedgerWriter:
+    """Writes a ledger in turns. A turn never raises: it stores its failure in ``error``, and the next one retries."""
+
+    def __init__(self, files: LedgerFiles, queue: WriteQueue, namespace: str, pause: Callable[[], object]) -> None:
+        """``pause`` is called between conversions, so that other threads can run."""
+        self.operations_written = 0
+        self.events_written = 0
+        self.hand_overs_written = 0
+        """All hand-overs of events up to this one are on disk, or can never be written."""
+
+        self.error: str | None = None
+        self._files = files
+        self._queue = queue
+        self.namespace = namespace
+        self._pause = pause
+        self._unwritten: deque[RowBatch] = deque()
+        """Converted rows that are not on disk yet."""
+
+        self._taken: QueuedRows | None = None
+        """Rows taken from the queue that are not converted yet."""
+
+        self._taken_hand_over = 0
+
+    def turn(self, now_ms: int) -> None:
+        """Write the queued rows, and convert the journals that are due."""
+        self._attempt(lambda: self._write(now_ms, _ROUNDS), lambda: self._files.close_due(now_ms))
+
+    def finish(self, now_ms: int) -> None:
+        """Write the remaining rows, and convert all journals; rows that cannot be written now are lost."""
+        self._attempt(lambda: self._write(now_ms, _LAST_ROUNDS), self._files.close)
+        unconverted = 0 if self._taken is None else len(self._taken.operations)
+        lost = (
+            self._queue.events + unconverted + sum(batch.row_count for batch in self._unwritten if batch.table != LIVES)
+        )
+        if lost:
+            _log.error("ledger closed with unwritten rows directory=%s rows=%d", self._files.directory, lost)
+
+    def _attempt(self, *steps: Callable[[], object]) -> None:
+        """Run each step, even if another fails: a journal that cannot be converted must not block writes."""
+        failures = [failure for failure in map(_failure_of, steps) if failure is not None]
+        before, self.error = self.error, str(failures[0]) or repr(failures[0]) if failures else None
+        if failures and before is None:
+            defect = None if isinstance(failures[0], OSError) else failures[0]
+            text = 'ledger write failed, queueing in memory directory=%s error="%s"'
+            _log.error(text, self._files.directory, self.error, exc_info=defect)
+        elif before is not None and not failures:
+            _log.warning("ledger writes resumed directory=%s", self._files.directory)
+
+    def _write(self, now_ms: int, rounds: int) -> None:
+        """Take and write rows up to ``rounds`` times.
+
+        Take no more while rows are unwritten: in the queue they are merged, and bounded.
+        """
+        for _ in range(rounds):
+            while self._unwritten:
+                self._append(self._unwritten[0], now_ms)
+                self._unwritten.popleft()
+            self.hand_overs_written = self._taken_hand_over
+            if self._taken is None:
+                self._taken = self._queue.take()
+            taken = self._taken
+            if taken is None:
+                return
+            self._convert(taken, now_ms)
+            self._taken = None
+            self._taken_hand_over = taken.hand_over
+
+    def _convert(self, taken: QueuedRows, now_ms: int) -> None:
+        """Convert all taken rows, or raise and convert none. Invalid rows are a defect, and are not retried."""
+        events = row_batches(LIVES, self.namespace, taken.events, self._pause)
+        operations = row_batches(OPERATIONS, self.namespace, taken.operations, self._pause)
+        self._unwritten += [*events.row_batches, *operations.row_batches]
+        if events.refused:
+            _log.error("ledger events rejected events=%d", len(events.refused), exc_info=events.failure)
+            self._queue.give_up(events.refused, now_ms)
+        if operations.refused:
+            count = len(operations.refused)
+            _log.error("ledger operation rows rejected rows=%d", count, exc_info=operations.failure)
+
+    def _append(self, batch: RowBatch, now_ms: int) -> None:
+        rows = batch.row_count
+        self._files.append(batch, now_ms)
+        if batch.table == LIVES:
+            self.events_written += rows
+            self._queue.done(rows)
+        else:
+            self.operations_written += rows
+
+
+def _failure_of(step: Callable[[], object]) -> Exception | None:
+    try:
+        step()
+    except Exception as failure:  # noqa: BLE001 (the next turn retries after any error)
+        return failure
+    return None

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, Self
 import pyarrow as pa
 
 from pairbus.durable import make_directory, sync_directory, try_lock
-from pairbus.ledger.columns import VERSION, VERSION_KEY
+from pairbus.ledger.events import VERSION, VERSION_KEY
 from pairbus.ledger.schema import SCHEMAS, LedgerFileName, RowBatch
 from pairbus.store.segment_log import Segment, read_frames
 
@@ -42,7 +42,8 @@ class LedgerJournal:
     def __init__(self, file_name: LedgerFileName, segment: Segment, opened_ms: int) -> None:
         self.file_name = file_name
         self.opened_ms = opened_ms
-        self._segment = segment
+        self.segment = segment
+        """The file, which is locked."""
 
     @classmethod
     def create(cls, directory: Path, file_name: LedgerFileName, now_ms: int) -> Self:
@@ -85,37 +86,21 @@ class LedgerJournal:
         os.close(descriptor)
         return None
 
-    @property
-    def path(self) -> Path:
-        return self._segment.path
-
-    @property
-    def size(self) -> int:
-        return self._segment.size
-
-    @property
-    def is_at_its_path(self) -> bool:
-        return self._segment.is_at_its_path
-
     def append(self, batch: RowBatch) -> None:
         """Append a batch durably. On failure raise ``OSError``; the partial frame is cut off before the next write."""
-        self._segment.append([batch.content()])
-
-    def trim(self) -> None:
-        """Truncate what a failed append has left behind: otherwise its rows could end up in the journal twice."""
-        self._segment.trim()
+        self.segment.append([batch.content()])
 
     def read(self) -> JournalContent:
-        with self._segment.open() as file:
+        with self.segment.open() as file:
             return _read(file, self.file_name.table)
 
     def remove(self) -> None:
         """Delete the journal; its rows are in a Parquet file."""
-        self._segment.delete()
+        self.segment.delete()
 
     def release(self) -> None:
         """Unlock the journal, so that the next process can adopt it."""
-        self._segment.close()
+        self.segment.close()
 
 
 def _open_if_exists(path: Path) -> int | None:

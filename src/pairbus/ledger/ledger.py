@@ -12,14 +12,18 @@ from threading import Event as Flag
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
-from pairbus.ledger.errors import LedgerDirectoryError, LedgerSystemError, PyArrowMissingError
 from pairbus.ledger.events import LifecycleEvent, OperationCounts, OperationKey, operation_rows
-from pairbus.ledger.settings import LedgerSettings, LedgerStatus
+from pairbus.ledger.settings import (
+    LedgerDirectoryError,
+    LedgerSettings,
+    LedgerStatus,
+    LedgerSystemError,
+    PyArrowMissingError,
+)
 from pairbus.ledger.write_queue import WriteQueue
 
 if TYPE_CHECKING:
-    from pairbus.ledger.files import LedgerFiles
-    from pairbus.ledger.writer import LedgerWriter
+    from pairbus.ledger.files import LedgerFiles, LedgerWriter
 
 _PAUSE_S: Final = 0.0005
 _TEMPORARY: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -76,9 +80,8 @@ class Ledger:
         if sys.platform == "win32":
             raise LedgerSystemError(sys.platform)
         _expect_pyarrow()
-        from pairbus.ledger.files import LedgerFiles  # noqa: PLC0415 (requires pyarrow, an optional dependency)
+        from pairbus.ledger.files import LedgerFiles, LedgerWriter  # noqa: PLC0415 (pyarrow is optional)
         from pairbus.ledger.schema import well_formed  # noqa: PLC0415
-        from pairbus.ledger.writer import LedgerWriter  # noqa: PLC0415
 
         files = LedgerFiles(directory, settings)
         for step in (files.prepare, files.expect_writable, files.adopt):

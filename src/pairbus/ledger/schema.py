@@ -12,8 +12,17 @@ from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 
-from pairbus.ledger.columns import COLUMNS, HOUR_MS, NUMBER, TEXT, TIME, VERSION, VERSION_KEY
-from pairbus.ledger.events import LifecycleEvent, OperationRow
+from pairbus.ledger.events import (
+    COLUMNS,
+    HOUR_MS,
+    NUMBER,
+    TEXT,
+    TIME,
+    VERSION,
+    VERSION_KEY,
+    LifecycleEvent,
+    OperationRow,
+)
 
 TYPES: Final[Mapping[str, Any]] = {
     TIME: pa.timestamp("ms", tz="UTC"),

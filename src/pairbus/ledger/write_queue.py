@@ -8,8 +8,7 @@ from itertools import chain
 from threading import Lock
 from typing import Final, NamedTuple
 
-from pairbus.ledger.columns import HOUR_MS
-from pairbus.ledger.events import LedgerEvent, LifecycleEvent, OperationRow, Stage
+from pairbus.ledger.events import HOUR_MS, LedgerEvent, LifecycleEvent, OperationRow, Stage
 
 _MINUTE_MS: Final = 60_000
 _MAX_UNMERGED: Final = 60

@@ -185,7 +185,7 @@ def _commits(host: NamespaceHost) -> dict[str, object]:
 
 def _store(host: NamespaceHost) -> dict[str, object]:
     trouble, now_ms = host.trouble(), host.now_ms()
-    namespace = host.committer.namespace
+    namespace = host.committer.use_namespace()
     queues, topics = namespace.queues(now_ms), namespace.topics(now_ms)
     return {
         "trouble": None if trouble is None else trouble.problem,

@@ -303,7 +303,7 @@ class Dispatcher:
         if self._host.is_paused:  # all receivers are served when it continues
             return set()
         try:
-            namespace = self._host.committer.namespace
+            namespace = self._host.committer.use_namespace()
             return {
                 *(
                     address

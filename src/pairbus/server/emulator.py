@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from pairbus.broker.descriptions import CORRELATION_FIELDS
 from pairbus.entity_settings import EntityKind, settings_of
 from pairbus.server.declaration import Declaration, DeclarationError, check_keys, parse_declaration, read_value
 
 # The schema of the file: ServiceBus-Emulator/Schema/Config-schema.json of the repository
 # Azure/azure-service-bus-emulator-installer.
-_CORRELATION: Final = {
-    "ContentType": "content_type",
-    "CorrelationId": "correlation_id",
-    "Label": "label",
-    "MessageId": "message_id",
-    "Properties": "properties",
-    "ReplyTo": "reply_to",
-    "ReplyToSessionId": "reply_to_session_id",
-    "SessionId": "session_id",
-    "To": "to",
-}
+_CORRELATION: Final = {**{name: field for field, name in CORRELATION_FIELDS.items()}, "Properties": "properties"}
 _FILTERS: Final = {"Correlation": "CorrelationFilter", "Sql": "SqlFilter"}
 
 Table = Mapping[str, Any]

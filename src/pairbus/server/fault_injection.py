@@ -79,7 +79,7 @@ class FaultEffects:
         faults.on_change.add(self._changed)
         self._host.on_commit.add(self._crash_commit_thread)
         if self._host.side_buffer is not None:
-            self._host.side_buffer.crash_point = partial(faults.crash, CrashComponent.SIDE_BUFFER)
+            self._host.side_buffer.replayer.crash_point = partial(faults.crash, CrashComponent.SIDE_BUFFER)
 
     def close(self) -> None:
         """End all faults, so that the server can stop."""

@@ -187,11 +187,11 @@ class NamespaceHost(HostEvents):
         self._waiting_sends = _WaitingSends()
         self._ready = asyncio.Event()
         self._watchdog: asyncio.TimerHandle | None = None
-        committer.rebuilt = self._rebuilt
+        committer.rebuilt.add(self._rebuilt)
         committer.before_commit.add(self.on_commit)
         committer.after_commit.add(self._commit_ended)
         committer.after_load.add(self._loaded)
-        committer.on_unconfined = self._rebuild_soon
+        committer.on_unconfined.add(self._rebuild_soon)
         self._report_recovery(committer.recovery)
         self._schedule()
 
@@ -201,7 +201,7 @@ class NamespaceHost(HostEvents):
         A failed commit replaces the broker, so do not keep it. Raises ``StoreError`` if it cannot be read.
         """
         self._schedule()
-        return self.committer.namespace
+        return self.committer.use_namespace()
 
     def now_ms(self) -> int:
         """Return the time. If it jumped, as on a machine that was asleep, entities with links do not become idle."""
@@ -235,21 +235,21 @@ class NamespaceHost(HostEvents):
         """Return the problem of the storage, except a stall; ``None`` while it works."""
         committer = self.committer
         try:
-            _ = committer.namespace
+            committer.use_namespace()
         except NamespaceLoadingError:
             return Trouble(_LOADING)
         except StoreError as error:
             return Trouble(_UNREADABLE, error)
         failure = committer.failure
         if failure is not None and not isinstance(failure, StoreFullError):
-            if self.side_buffer is not None and self.side_buffer.takes_sends():
+            if self.side_buffer is not None and self.side_buffer.writer.takes_sends():
                 return Trouble("the storage fails: sends go to the side buffer", failure, takes_sends=True)
             return Trouble("the storage fails: nothing can be written", failure)
         if failure is None and not committer.lacks_room():
             return None
         if self.side_buffer is None:
             return Trouble("the storage is full: sends are refused", failure)
-        if self.side_buffer.takes_sends():
+        if self.side_buffer.writer.takes_sends():
             return Trouble("the storage is full: sends go to the side buffer", failure, takes_sends=True)
         return Trouble("the storage is full, and the side buffer takes no more: sends are refused", failure)
 
@@ -471,7 +471,7 @@ class NamespaceHost(HostEvents):
     def _attend(self, now_ms: int) -> None:
         """Pass on events, and schedule the next run."""
         try:
-            self._go_on(self.committer.namespace, now_ms)
+            self._go_on(self.committer.use_namespace(), now_ms)
         except NamespaceLoadingError:
             return  # it is scheduled again when the namespace is loaded
         except StoreError as error:
@@ -558,7 +558,7 @@ class NamespaceHost(HostEvents):
         elif trouble is None and self._trouble is not None:
             _log.warning("storage recovered namespace=%s", self.name)
             if self.side_buffer is not None:
-                self.side_buffer.hurry()
+                self.side_buffer.replayer.hurry()
         self._trouble = problem
         if problem is not None and self._second_look is None:
             self._second_look = self.loop.call_later(_LOOK_AGAIN_S, self._look_again)
@@ -609,7 +609,7 @@ class NamespaceHost(HostEvents):
         for commit, overdue in self._waiting_sends.take():
             overdue(commit)
         if self.side_buffer is not None:
-            self.side_buffer.stop_waiting()
+            self.side_buffer.writer.stop_waiting()
         if is_loading:
             self._ready.set()
             self.loop.call_soon(self.on_resumed)
@@ -631,7 +631,7 @@ class NamespaceHost(HostEvents):
         self._schedule()
         self.loop.call_soon(self.on_resumed)
         if self.side_buffer is not None:
-            self.side_buffer.hurry()
+            self.side_buffer.replayer.hurry()
 
     def _loaded(self) -> None:
         """Let requests continue that waited for the namespace, or fail if it could not be loaded."""
@@ -659,7 +659,7 @@ class NamespaceHost(HostEvents):
 
     def _keep_in_use(self, now_ms: int) -> None:
         with suppress(StoreError):  # then there is no entity that could be idle
-            self.committer.namespace.keep_in_use(self.in_use(), now_ms)
+            self.committer.use_namespace().keep_in_use(self.in_use(), now_ms)
 
     def _rebuilt(self, recovery: Recovery) -> None:
         was_replaced = len(self.committer.rebuilds) > self._logged_rebuilds

@@ -134,7 +134,7 @@ class IndexCheck:
             self._restart()
 
     def _audit_slice(self) -> None:
-        namespace = self._host.committer.namespace
+        namespace = self._host.committer.use_namespace()
         if namespace is not self._audited:
             self._audited = namespace
             self._passes = self._passes_of(namespace.audit(self._damaged.holds))
@@ -177,7 +177,7 @@ class IndexCheck:
 
     def _is_on_damaged_page(self, address: Address) -> bool:
         try:
-            entity_id = self._host.committer.namespace.entity_id(address)
+            entity_id = self._host.committer.use_namespace().entity_id(address)
         except StoreError:  # it cannot be read now, which the host reports
             return True
         return entity_id is not None and self._damaged.holds(entity_id)

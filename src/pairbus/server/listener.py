@@ -462,7 +462,10 @@ class Listener:
     ) -> None:
         def done(task: asyncio.Task[None]) -> None:
             tasks.pop(task, None)
-            if task.cancelled():  # before it started: otherwise it closes the socket itself
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                _log.error('handshake failed peer=%s error="%r"', _peer_of(accepted), error, exc_info=error)
+            if error is not None or task.cancelled():  # before it started; otherwise `work` closes the socket
                 accepted.close()
 
         task = self._loop.create_task(work)

@@ -21,7 +21,7 @@ from pairbus.broker import (
     Value,
 )
 from pairbus.dialect.annotations import TICKS_PER_MS, TIMESPAN, VIA_PARTITION_KEY, text_of
-from pairbus.dialect.delivered import DeliveredChanges, Stamp, stamp
+from pairbus.dialect.delivered import PROPERTY_FIELDS, DeliveredChanges, Stamp, stamp
 from pairbus.dialect.paths import EntityPath, SubQueue
 from pairbus.dialect.sent import read_sent
 from pairbus.server.errors import BadRequestError
@@ -42,15 +42,6 @@ _PARTITION_SHIFT: Final = 48
 
 STUB_BODY: Final = bytes((0x00, 0x53, DATA)) + encode(b"")
 """Replaces an unreadable message in a dead-letter queue: a message with an empty body."""
-
-_FIELDS: Final = {
-    "CorrelationId": "correlation_id",
-    "ContentType": "content_type",
-    "Label": "subject",
-    "To": "to",
-    "ReplyTo": "reply_to",
-    "ReplyToSessionId": "reply_to_group_id",
-}
 
 
 def received_message(payload: bytes) -> NewMessage:
@@ -162,8 +153,8 @@ class MessageView:
     def system(self, name: str) -> Value:
         if name == "ViaPartitionKey":
             value = text_of(self._sections.message_annotations().get(VIA_PARTITION_KEY))
-        elif name in _FIELDS:
-            value = getattr(self._sections.properties(), _FIELDS[name])
+        elif name in PROPERTY_FIELDS:
+            value = getattr(self._sections.properties(), PROPERTY_FIELDS[name])
         else:
             return None
         return None if value is None else str(value)

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from pairbus.broker.address import QueueId
+from pairbus.broker.message import QueueId
 from pairbus.server.host import NamespaceHost
 from pairbus.server.supervision.supervisor import Problem, SupervisedTask
 from pairbus.store import StoreError, UnconfinedDamageError

@@ -694,7 +694,7 @@ class _Parts:
         except TimeoutError:  # if it cannot be written in the end, that is logged then
             pass
         if services.host.side_buffer is not None:  # the side buffer may have stored it instead
-            await _until(services.host.side_buffer.is_quiet, deadline)
+            await _until(services.host.side_buffer.writer.is_quiet, deadline)
         closing.unconfirmed_sends = sum(connection.unconfirmed_sends for connection in services.connections)
         for connection in [*services.connections]:
             connection.shut_down()

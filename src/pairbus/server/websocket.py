@@ -84,9 +84,15 @@ class ServerWebSocket:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for error in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(error, Exception) and not self._is_expected(error):
+                    connection.log_context().error("connection failed", exc_info=error)
             connection.connection_lost()
             self.connection = None
+
+    def _is_expected(self, error: Exception) -> bool:
+        """Return whether an error just means that the WebSocket is closed, by the peer or by its stream."""
+        return isinstance(error, WebSocketDisconnect) or (isinstance(error, RuntimeError) and self._stream.close_sent)
 
     async def _read(self, connection: ServerConnection) -> None:
         while True:

@@ -17,7 +17,7 @@ from pairbus.spark.options import ReadMode, SinkOptions, SourceOptions
 from pairbus.spark.reader import BrowsingStreamReader, ConsumingStreamReader, MessageReader
 from pairbus.spark.schema import MESSAGE_SCHEMA, check_schema
 from pairbus.spark.session import prepare_workers
-from pairbus.spark.writer import MessageStreamWriter, MessageWriter
+from pairbus.spark.sink import MessageStreamWriter, MessageWriter
 
 
 class PairbusDataSource(DataSource):

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
-from pairbus.client.times import to_ms
+from pairbus.client.validation import to_ms
 from pairbus.dialect.sent import read_enqueued
 from pairbus.spark.offset import Portion
 from pairbus.spark.sequences import SequenceMarks, SequenceRanges

@@ -33,8 +33,7 @@ from pyspark.sql.types import (
 
 from pairbus.client.errors import InvalidMessageError
 from pairbus.client.message import BrokeredMessage, encode_brokered
-from pairbus.client.times import from_milliseconds, from_ms
-from pairbus.client.validation import shown
+from pairbus.client.validation import from_milliseconds, from_ms, shown
 from pairbus.dialect.delivered import forwarded
 from pairbus.dialect.paths import takes_messages
 from pairbus.spark.errors import SchemaError

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 from uuid import UUID
 
-from pairbus.client.times import from_ms
+from pairbus.client.validation import from_ms
 from pairbus.wire import (
     Array,
     Byte,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from threading import Thread
 from typing import Final, NamedTuple, Self, TypeAlias, TypeVar
 
 from pairbus.broker.namespace import Namespace
-from pairbus.broker.records import Records
+from pairbus.broker.ports import Records
 from pairbus.callbacks import Callbacks
 from pairbus.store import keys
 from pairbus.store.datafile import disk_errors_as_store_errors
@@ -141,7 +142,7 @@ class CommitThreadState:
     | ``_outcomes`` | commit thread | a task has ended; the event loop takes it in ``_take_outcome`` |
     | ``_in_hand`` | event loop | set before a task is put into ``_work``, cleared when its outcome is taken |
     | ``_started`` | event loop | set before a task is put into ``_work``, cleared when its outcome is processed |
-    | ``is_at_rest`` | commit thread | after ``rest``, and when the next task arrives |
+    | ``is_at_rest`` | commit thread | when no commit follows for a while, and when the next task arrives |
     | ``commit_count``, ``commit_seconds``, ``commit_histogram`` | commit thread | after each commit |
     | ``damaged_pages``, ``restored_pages``, ``_damaged`` | either | appended to while the thread uses the store |
     | ``_reverted`` | event loop, then commit thread | set before a load begins, cleared in it |
@@ -162,23 +163,14 @@ class CommitThreadState:
         self._started: float | None = None
         """Start of the running commit or load, by ``time.perf_counter``."""
 
-        self._rebuild_file: Callable[[KnownState | None, str], Rebuild] | None = None
-        """Rebuilds the data file; ``None`` if the store has none."""
-
-        self._unconfined: Callable[[], UnconfinedDamageError | None] = lambda: None
-        """Returns the damage for which the file has to be rebuilt."""
-
         self._rebuilt_ms: deque[int] = deque(maxlen=MOST_REBUILDS)
         """Time of the last rebuild of the file."""
 
         self._known: Callable[[], KnownState] | None = None
         """Returns what the memory of the reverted namespace knows about the store."""
 
-        self.rest: Callable[[], object] = lambda: None
-        """Called on the commit thread when no commit has followed the last one for a while."""
-
         self.is_at_rest = False
-        """True if ``rest`` has been called since the last commit."""
+        """True if no commit has followed the last one for a while, and the data file was told so."""
 
         self.rebuilds: list[Rebuild] = []
         """The rebuilds of the file since the start, because its damage could not be confined."""
@@ -188,12 +180,6 @@ class CommitThreadState:
 
         self.replaced_pages = 0
         """Number of the first ``damaged_pages`` that were in a file which was rebuilt since."""
-
-        self.on_unconfined: Callable[[], object] = lambda: None
-        """Called on any thread when the file needs to be rebuilt: ``commit`` does it, if it is called."""
-
-        self.check_key: Callable[[bytes], bool] = lambda _key: True
-        """Check the record under a key, and the page around it; return whether the record can be read, or is gone."""
 
         self.commit_count = 0
         self.commit_seconds = 0.0
@@ -228,8 +214,7 @@ class CommitHooks:
 
     def __init__(self) -> None:
         super().__init__()
-        self.rebuilt: Callable[[Recovery], object] = lambda _recovery: None
-        """Called after the namespace was read again; set it to your function."""
+        self._rebuilt: Callbacks[[Recovery]] = Callbacks()
         self.before_commit: Callbacks[[]] = Callbacks()
         """Called when a commit begins: what is put into the outbox now is committed with everything written so far, and
         no more.
@@ -238,20 +223,32 @@ class CommitHooks:
         """Called when a commit has ended, before the callbacks that wait for it."""
         self.after_load: Callbacks[[]] = Callbacks()
         """Called when the commit thread has read the namespace, or has failed to."""
+        self.on_unconfined: Callbacks[[]] = Callbacks()
+        """Called on any thread when the file needs to be rebuilt: ``commit`` does it, if it is called."""
+
+    @property
+    def rebuilt(self) -> Callbacks[[Recovery]]:
+        """Called after the namespace was read again: ``rebuilt.add(listener)``."""
+        return self._rebuilt
+
+    @rebuilt.setter
+    def rebuilt(self, listener: Callable[[Recovery], object]) -> None:
+        warnings.warn("GroupCommitter.rebuilt is set; call rebuilt.add(listener)", DeprecationWarning, stacklevel=2)
+        self._rebuilt = Callbacks()
+        self._rebuilt.add(listener)
 
 
 class GroupCommitter(CommitHooks, CommitThreadState):
     """Makes the broker's writes durable, in groups.
 
-    Call operations on ``namespace``, on one thread. ``when_durable`` then registers a callback; ``commit`` starts a
-    commit if none is running, and everything written meanwhile goes into the next one: one fsync serves all. Without
-    ``wake`` there is no thread, and ``commit`` blocks.
+    Call operations on the namespace that ``use_namespace`` returns, on one thread. ``when_durable`` then registers a
+    callback; ``commit`` starts a commit if none is running, and everything written meanwhile goes into the next one:
+    one fsync serves all. Without ``wake`` there is no thread, and ``commit`` blocks.
 
     A commit that fails reverts everything since the last successful one, in memory too: the namespace is read again
     from the store (``rebuilt`` is called), and every waiting callback gets the error, unless the store has what it
-    waits for. The commit thread reads it;
-    meanwhile ``namespace`` raises ``NamespaceLoadingError``. If the store cannot be read either, ``namespace`` raises
-    that error, and tries again with each use.
+    waits for. The commit thread reads it; meanwhile ``use_namespace`` raises ``NamespaceLoadingError``. If the store
+    cannot be read either, it raises that error, and each call of it tries again.
     """
 
     def __init__(
@@ -261,11 +258,15 @@ class GroupCommitter(CommitHooks, CommitThreadState):
         now_ms: int,
         wake: Wake | None = None,
         recovering: Recovering = lambda _last: None,
+        *,
+        file: LmdbStore | None = None,
     ) -> None:
+        """``file`` is the store on disk that ``store`` is or passes everything on to: it is cared for and rebuilt."""
         if wake is not None and not callable(wake):
             raise TypeError(f"wake must be a function such as loop.call_soon_threadsafe, got {wake!r}")
         super().__init__()
         self._store = store
+        self._file = file
         self._make_namespace = make_namespace
         self._recovering = recovering
         self._wake = wake
@@ -317,17 +318,13 @@ class GroupCommitter(CommitHooks, CommitThreadState):
             stack.callback(directory.close)
             with disk_errors_as_store_errors(directory.path):
                 remove_incomplete(directory.data_file)
-            store = LmdbStore(directory.data_file, max_bytes=max_bytes)
+            store = LmdbStore(directory.data_file, max_bytes=max_bytes, rests=wake is not None)
             stack.callback(store.close)
-            committer = cls(wrap_store(store), make_namespace, now_ms, wake, recovering)
-            committer.check_key = store.check
-            committer._rebuild_file = partial(committer._rebuild_in, store)
-            committer._unconfined = lambda: store.unconfined
-            store.may_rebuild = committer.may_rebuild
-            store.on_unconfined = lambda: committer.on_unconfined()  # noqa: PLW0108 (it is replaced later)
-            store.on_damaged_page = committer.damaged_pages.append
-            store.on_restored = committer.restored_pages.append
-            committer.rest, store.rests = store.rest, wake is not None
+            committer = cls(wrap_store(store), make_namespace, now_ms, wake, recovering, file=store)
+            store.allow_rebuild(committer.may_rebuild)
+            store.on_unconfined.add(committer.on_unconfined)
+            store.on_damaged_page.add(committer.damaged_pages.append)
+            store.on_restored.add(committer.restored_pages.append)
             committer.created_ms = directory.created_ms
             committer._resources = stack.pop_all()
         return committer
@@ -340,20 +337,31 @@ class GroupCommitter(CommitHooks, CommitThreadState):
 
     @property
     def namespace(self) -> Namespace:
-        """Return the current broker; a failed commit replaces it."""
+        """Return the current broker; raise ``StoreError`` while there is none. See ``use_namespace``."""
         if self._namespace is None:
-            if self._thread is not None:
-                if not self._is_committing and not self._is_closed:
-                    self._begin_load([])
-                raise self.load_error or NamespaceLoadingError
-            self.rebuilt(self._recover())
-        assert self._namespace is not None  # noqa: S101 (or the line above has raised)
+            raise self.load_error or NamespaceLoadingError
         return self._namespace
+
+    def use_namespace(self) -> Namespace:
+        """Return the current broker; a failed commit replaces it.
+
+        If the store could not be read after a failed commit, try again: without ``wake`` now, otherwise on the commit
+        thread. Raises ``StoreError`` while there is no broker.
+        """
+        if self._namespace is None and self._thread is None:
+            self.rebuilt(self._recover())
+        elif self._namespace is None and not self._is_committing and not self._is_closed:
+            self._begin_load([])
+        return self.namespace
 
     @property
     def used_bytes(self) -> int:
         """Return the bytes in use of the store's file; the file itself never shrinks."""
         return self._store.used_bytes
+
+    def check_key(self, key: bytes) -> bool:
+        """Check the record under a key, and the page around it; return whether the record can be read, or is gone."""
+        return self._file is None or self._file.check(key)
 
     @property
     def damaged(self) -> Sequence[bytes]:
@@ -645,7 +653,8 @@ class GroupCommitter(CommitHooks, CommitThreadState):
         try:
             return self._work.get(timeout=REST_AFTER_S)
         except Empty:
-            self.rest()
+            if self._file is not None:
+                self._file.rest()
         self.is_at_rest = True
         task = self._work.get()
         self.is_at_rest = False
@@ -778,7 +787,12 @@ class GroupCommitter(CommitHooks, CommitThreadState):
 
     def _recover(self) -> Recovery:
         """Read the namespace from the store. Only a complete one replaces the previous one."""
-        loaded = self._load()
+        try:
+            loaded = self._load()
+        except StoreError as error:
+            self.load_error = error
+            raise
+        self.load_error = None
         self._install(loaded)
         return loaded.recovery
 
@@ -818,28 +832,29 @@ class GroupCommitter(CommitHooks, CommitThreadState):
 
     # Rebuilding the data file
 
+    def _unconfined(self) -> UnconfinedDamageError | None:
+        """Return the damage for which the file has to be rebuilt."""
+        return None if self._file is None else self._file.unconfined
+
     def may_rebuild(self) -> bool:
         """Return whether the data file is rebuilt if its damage cannot be confined."""
         oldest_ms = self._rebuilt_ms[0] if len(self._rebuilt_ms) == MOST_REBUILDS else None
-        return self._rebuild_file is not None and (oldest_ms is None or self._now_ms - oldest_ms >= REBUILD_WINDOW_MS)
+        return self._file is not None and (oldest_ms is None or self._now_ms - oldest_ms >= REBUILD_WINDOW_MS)
 
     def _rebuild_if_damaged(self) -> bool:
         """Rebuild the data file if that is necessary, and return whether it was; on the commit thread."""
         damage = self._unconfined()
-        if damage is None or self._rebuild_file is None or not self.may_rebuild():
+        if damage is None or self._file is None or not self.may_rebuild():
             return False
         self._rebuilt_ms.append(self._now_ms)
         known = None if self._known is None else self._known()
-        error, result = _attempt(partial(self._rebuild_file, known, damage.reason))
+        error, result = _attempt(partial(rebuild, self._file, known, damage.reason, self._now_ms))
         if result is None:
             self.failed_rebuilds.append(error or damage)
             return False
         self.replaced_pages = len(self.damaged_pages)
         self.rebuilds.append(result)
         return True
-
-    def _rebuild_in(self, store: LmdbStore, known: KnownState | None, reason: str) -> Rebuild:
-        return rebuild(store, known, reason, self._now_ms)
 
     def _tell_all(self, listeners: Iterable[Callable[[], object]]) -> None:
         for listener in listeners:

@@ -29,7 +29,7 @@ import struct
 from hashlib import blake2b
 from typing import Final
 
-from pairbus.broker.address import QueueId
+from pairbus.broker.message import QueueId
 
 COUNTER: Final = b"M"
 ACCESS: Final = b"K"

@@ -11,8 +11,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
+from pairbus.callbacks import Callbacks
 from pairbus.durable import put_in_place, sync_directory
-from pairbus.store.checksums import CHECKSUM_BYTES, seal, unseal
 from pairbus.store.datafile import BEYOND_LAST_PAGE_BYTES, MEBIBYTE, NO_SPACE, DataFile
 from pairbus.store.errors import (
     CommitOrderError,
@@ -24,8 +24,17 @@ from pairbus.store.errors import (
     UnconfinedDamageError,
 )
 from pairbus.store.keys import after
-from pairbus.store.keyvalue import LONGEST_KEY_BYTES, Batch, DamageListener, check_key, check_keys
-from pairbus.store.moved import PREFIXES, moved, original, put_back_moved
+from pairbus.store.keyvalue import (
+    LONGEST_KEY_BYTES,
+    PREFIXES,
+    Batch,
+    DamageListener,
+    check_key,
+    check_keys,
+    moved,
+    original,
+    put_back_moved,
+)
 from pairbus.store.page_guard import (
     Fences,
     Found,
@@ -37,7 +46,7 @@ from pairbus.store.page_guard import (
     unconfined,
     unwritable_leaves,
 )
-from pairbus.store.page_nodes import LostPage
+from pairbus.store.page_nodes import CHECKSUM_BYTES, LostPage, seal, unseal
 from pairbus.store.pages import free_pages, verify
 
 try:
@@ -80,14 +89,19 @@ class LmdbStore:
 
     Raises DamagedStoreError, StoreInUseError or StoreFailedError. ``max_bytes`` is the maximum size of the file; less
     if the system does not grant that much address space. ``step_bytes`` is how much is allocated at once.
+    An owner that ``rests`` calls ``rest`` when no commit follows for a while: until then, the pages on which all others
+    depend cannot be restored. With an owner that does not, each commit reads them.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, step_bytes: int = _STEP_BYTES) -> None:
+    def __init__(
+        self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, step_bytes: int = _STEP_BYTES, rests: bool = False
+    ) -> None:
         if max_bytes < _SMALLEST_MAP_BYTES:
             raise ValueError(f"max_bytes must be >= {_SMALLEST_MAP_BYTES}, got {max_bytes}")
         self.path = path
         self.place = str(path)
         self._step_bytes = step_bytes
+        self._rests = rests
         self._snapshot: lmdb.Transaction[memoryview[int]] | None = None
         """The snapshot that all reads see. It stays open while the next batch is written and no longer. LMDB, which
         does not know of it without its locks, reuses no page of a state before the second batch after it.
@@ -104,24 +118,17 @@ class LmdbStore:
         self.unconfined: UnconfinedDamageError | None = None
         """The damage for which the file has to be rebuilt; ``None`` if there is none, or it cannot be rebuilt now."""
 
-        self.may_rebuild: Callable[[], bool] = lambda: False
-        """Returns whether the owner rebuilds the file if ``unconfined`` is set. Otherwise, what can be read is read."""
-
-        self.on_unconfined: Callable[[], object] = lambda: None
+        self._may_rebuild: Callable[[], bool] = lambda: False
+        self.on_unconfined: Callbacks[[]] = Callbacks()
         """Called when ``unconfined`` was set."""
 
         create_data_file(path)
         self._open_file(max_bytes)
 
-        self.rests = False
-        """True if ``rest`` is called when no commit follows for a while. Until then, the pages on which all others
-        depend cannot be restored; otherwise each commit reads them.
-        """
-
-        self.on_damaged_page: Callable[[LostPage], object] = lambda _page: None
+        self.on_damaged_page: Callbacks[[LostPage]] = Callbacks()
         """Called when a damaged page was found and fenced."""
 
-        self.on_restored: Callable[[str], object] = lambda _what: None
+        self.on_restored: Callbacks[[str]] = Callbacks()
         """Called when a part of the file that was damaged has been restored from memory."""
 
         put_back_moved(self)
@@ -143,6 +150,13 @@ class LmdbStore:
         self._sound_until_s = 0.0
         self._is_verified = True
         """True if nothing was written, or found damaged, since the whole file was verified."""
+
+    def allow_rebuild(self, may_rebuild: Callable[[], bool]) -> None:
+        """Have an owner that rebuilds the file once ``unconfined`` is set, if ``may_rebuild`` returns true.
+
+        Otherwise, what can be read is read.
+        """
+        self._may_rebuild = may_rebuild
 
     @property
     def used_bytes(self) -> int:
@@ -185,7 +199,7 @@ class LmdbStore:
         if self._pending is not None:
             raise CommitOrderError("another commit is prepared; run or abandon it first")
         check_keys(batch.keys())
-        if self.unconfined is not None and self.may_rebuild():
+        if self.unconfined is not None and self._may_rebuild():
             raise self.unconfined
         needed = _needed_bytes(batch)
         self._expect_room(needed, batch, snapshot)
@@ -294,12 +308,12 @@ class LmdbStore:
             reason = "the list of its free pages is damaged"
         if self._fences.count >= _MOST_FENCED:
             reason = f"it has more than {_MOST_FENCED} damaged pages"
-        if reason is not None and self.may_rebuild():
+        if reason is not None and self._may_rebuild():
             raise self._unconfined(reason)
 
     def _unconfined(self, reason: str) -> UnconfinedDamageError:
         error = UnconfinedDamageError(self.place, reason)
-        if self.unconfined is None and self.may_rebuild():
+        if self.unconfined is None and self._may_rebuild():
             self.unconfined = error
             self.on_unconfined()
         return error
@@ -338,7 +352,7 @@ class LmdbStore:
         while True:
             allowed = self._moved_out_of_fences(batch) if self._fences else batch
             path = PathReader(self._pages, self._file.newest.main, self._sound)
-            merges = None in allowed.values() and self.may_rebuild()
+            merges = None in allowed.values() and self._may_rebuild()
             around = unwritable_leaves(path, sorted(allowed), self._sound, merges=merges)
             if not around:
                 return allowed
@@ -412,7 +426,7 @@ class LmdbStore:
         try:
             transaction.commit()
             self._file.note_commit()
-            if not self.rests:
+            if not self._rests:
                 self._file.remember()
             self._file.keep_ahead()
         except lmdb.Error as error:
@@ -649,7 +663,7 @@ def _open(path: Path, max_bytes: int) -> lmdb.Environment:
         mode=0o600,
         lock=False,
         readahead=False,
-        meminit=False,
+        meminit=True,  # what the process had in memory must not get into the file: a rebuild may find it there
         max_dbs=0,
         max_spare_txns=1,
         lib_version=0,

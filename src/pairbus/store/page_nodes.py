@@ -1,7 +1,7 @@
-"""Reads single pages of an LMDB file that may be damaged: nothing in them is trusted, and nothing raises.
+"""The checksum in front of every stored value, and single pages of an LMDB file that may be damaged.
 
-Pages are read, not mapped: a bad sector, or a file that was cut off, then yields empty pages instead of a signal that
-kills the process.
+Nothing in such a page is trusted, and nothing raises. Pages are read, not mapped: a bad sector, or a file that was cut
+off, then yields empty pages instead of a signal that kills the process.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import os
 import struct
 from collections.abc import Container, Iterator, Sequence
 from typing import Final, NamedTuple
+from zlib import crc32
 
-from pairbus.store.checksums import unseal
 from pairbus.store.keyvalue import LONGEST_KEY_BYTES
 from pairbus.store.pages import (
     BIG_VALUE,
@@ -27,6 +27,26 @@ from pairbus.store.pages import (
     PAGE_NUMBER,
     pointer_array,
 )
+
+_CHECKSUM: Final = struct.Struct(">I")
+CHECKSUM_BYTES: Final = _CHECKSUM.size
+
+
+def seal(key: bytes, value: bytes) -> bytes:
+    """Return a value with its checksum in front."""
+    return _CHECKSUM.pack(_checksum(key, value)) + value
+
+
+def unseal(key: bytes, raw: bytes) -> bytes | None:
+    """Return a value without its checksum; ``None`` if this is not what was stored under this key."""
+    value = raw[CHECKSUM_BYTES:]
+    return value if raw[:CHECKSUM_BYTES] == _CHECKSUM.pack(_checksum(key, value)) else None
+
+
+def _checksum(key: bytes, value: bytes) -> int:
+    # Starts with the key's length, so that a byte cannot move from the key to the value unnoticed.
+    return crc32(value, crc32(key, len(key)))
+
 
 _MOST_BYTES: Final = 1 << 62
 """More than any file has."""

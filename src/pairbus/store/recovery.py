@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeVar
 
-from pairbus.broker.address import QueueId
 from pairbus.broker.errors import BrokerError
-from pairbus.broker.message import Record
+from pairbus.broker.message import QueueId, Record
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.restoration import NamespaceRestore
 from pairbus.store import keys

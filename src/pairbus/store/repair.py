@@ -11,17 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pairbus.broker.address import QueueId
 from pairbus.broker.descriptions import EntityRecord, QueueDescription
+from pairbus.broker.message import QueueId
 from pairbus.broker.queue import PARTITION_SHIFT
 from pairbus.durable import OURS_ALONE, make_directory, sync_directory, try_lock
 from pairbus.store import keys
 from pairbus.store.datafile import disk_errors_as_store_errors
 from pairbus.store.directory import DATA_FILE, FORMAT_FILE, LOCK_FILE, read_format, write_format
 from pairbus.store.errors import DamagedStoreError, NotADataDirectoryError, RepairTargetError, StoreInUseError
-from pairbus.store.keyvalue import apply
+from pairbus.store.keyvalue import apply, put_back_moved
 from pairbus.store.lmdb import LmdbStore
-from pairbus.store.moved import put_back_moved
 from pairbus.store.page_nodes import LostPage, PageNode
 from pairbus.store.records import (
     RecordFormatError,

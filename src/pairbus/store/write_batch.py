@@ -7,9 +7,8 @@ from contextlib import suppress
 from itertools import chain
 from typing import Final, NoReturn
 
-from pairbus.broker.address import QueueId
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
-from pairbus.broker.message import Record
+from pairbus.broker.message import QueueId, Record
 from pairbus.store import keys
 from pairbus.store.errors import DamagedRecordError, NamespaceReplacedError, StoreError, StoreFullError
 from pairbus.store.keyvalue import Commit, CommitId, KeyValueStore

@@ -78,7 +78,10 @@ from pairbus.wire.settlement import (
     ACCEPTED,
     RELEASED,
     Accepted,
+    Coordinator,
+    Declare,
     Declared,
+    Discharge,
     Error,
     Modified,
     Received,
@@ -86,16 +89,11 @@ from pairbus.wire.settlement import (
     Rejected,
     Released,
     SenderSettleMode,
-    TransactionalState,
-)
-from pairbus.wire.terminus import (
-    Coordinator,
-    Declare,
-    Discharge,
     Source,
     Target,
     TerminusDurability,
     TerminusExpiryPolicy,
+    TransactionalState,
 )
 from pairbus.wire.types import (
     Array,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pairbus.wire import encoder
 from pairbus.wire.composites import Layout, from_list, layout_of
-from pairbus.wire.configuration import Configuration
+from pairbus.wire.configuration import Configuration, NumberPool
 from pairbus.wire.decoder import decode_at, decode_list, skip
 from pairbus.wire.errors import (
     DecodeError,
@@ -41,7 +41,6 @@ from pairbus.wire.link import (
     LinkDetached,
     LinkDrained,
 )
-from pairbus.wire.numbers import NumberPool
 from pairbus.wire.performatives import Attach, Begin, Close, Detach, Disposition, End, Flow, Open
 from pairbus.wire.sasl import Authenticated, SaslClient, SaslExchange, SaslServer
 from pairbus.wire.session import DispositionReceived, Host, Session, SessionBegun, SessionEnded

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pairbus.wire import encoder
-from pairbus.wire.configuration import Bounds, Configuration
+from pairbus.wire.configuration import Bounds, Configuration, NumberPool
 from pairbus.wire.decoder import count_values
 from pairbus.wire.errors import (
     Condition,
@@ -46,7 +46,6 @@ from pairbus.wire.link import (
     LinkDetached,
     LinkDrained,
 )
-from pairbus.wire.numbers import NumberPool
 from pairbus.wire.performatives import RECEIVER, SENDER, Attach, Begin, Detach, Disposition, End, Flow
 from pairbus.wire.settlement import Error, ReceiverSettleMode, Rejected, SenderSettleMode, error_of, shortened
 from pairbus.wire.states import LINK, SESSION, Frame, LinkState, SessionState

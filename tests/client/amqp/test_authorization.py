@@ -13,6 +13,7 @@ import pytest
 
 from pairbus.client.amqp.authorization import Authorization
 from pairbus.client.errors import (
+    ClosedError,
     InvalidRequestError,
     MessagingCommunicationError,
     MessagingError,
@@ -47,6 +48,13 @@ class Purse(TokenProvider):
         if self.failure is not None:
             raise self.failure
         return Token(text=f"token-{len(self.audiences)}", type=JWT, expires_s=time.time() + self.lifetime_s)
+
+
+class BrokenNumber(float):
+    """An expiry time that cannot be compared."""
+
+    def __gt__(self, _other: object) -> bool:
+        raise RuntimeError("this provider is broken")
 
 
 class Clerk:
@@ -386,5 +394,70 @@ def test_request_during_refusal_gets_new_token() -> None:
                 await first
             await authorization.close()
             assert len(asyncio.all_tasks()) == 1
+
+    run(scenario())
+
+
+class Scripted(TokenProvider):
+    """Gives tokens with these expiry times, one after the other."""
+
+    def __init__(self, *expiries_s: float) -> None:
+        self._expiries_s = iter(expiries_s)
+
+    async def get_token(self, audience: str) -> Token:  # noqa: ARG002 (the tokens are the same for all)
+        return Token(text="token", type=JWT, expires_s=next(self._expiries_s))
+
+
+def test_unexpected_error_is_raised_and_logged_and_next_call_puts_another_token(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with scripted(Scripted(BrokenNumber(), time.time() + HOUR_S)) as (_, factory):
+            started_s = loop.time()
+            with pytest.raises(MessagingError, match="this provider is broken") as caught:
+                await sent(factory)
+            assert caught.value.entity == "orders"
+            assert loop.time() - started_s < 1
+            await sent(factory)
+            assert loop.time() - started_s < 1
+
+    run(scenario())
+    [line] = [record for record in caplog.records if "token task failed" in record.message]
+    assert line.levelname == "ERROR"
+    assert "entity=orders" in line.message
+
+
+def test_unexpected_error_of_renewal_is_logged_and_next_link_puts_another_token(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with connected() as (peer, connection):
+            clerk = Clerk(peer)
+            provider = Scripted(time.time() + 100, BrokenNumber(), time.time() + HOUR_S)
+            authorization = Authorization(connection, provider)
+            await authorization.authorize("orders")
+            while loop.time() - clerk.times_s[0] < 80:
+                await asyncio.sleep(20)
+                peer.last.beat()
+            assert "token task failed" in caplog.text
+            await authorization.authorize("orders")
+            assert len(clerk.requests) == 2
+            await authorization.close()
+
+    run(scenario())
+
+
+def test_waiting_for_token_raises_when_authorization_is_closed_before_it_is_requested() -> None:
+    async def scenario() -> None:
+        async with connected() as (_, connection):
+            authorization = Authorization(connection, Purse())
+            waiting = asyncio.create_task(authorization.authorize("orders"))
+            closing = asyncio.create_task(authorization.close())  # runs before the task that requests the token
+            async with asyncio.timeout(1):
+                with pytest.raises(ClosedError):
+                    await waiting
+            await closing
 
     run(scenario())

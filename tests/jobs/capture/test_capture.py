@@ -18,8 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from pairbus.jobs.capture.capture import Capture
-from pairbus.jobs.capture.config import LEAST_BYTES, WindowLimits
-from pairbus.jobs.capture.errors import CaptureDamagedError, CaptureInUseError, OtherSourceError
+from pairbus.jobs.capture.config import (
+    LEAST_BYTES,
+    CaptureDamagedError,
+    CaptureInUseError,
+    OtherSourceError,
+    WindowLimits,
+)
 from pairbus.jobs.capture.files import FILE_COLUMNS, CapturedFile, CaptureDirectory
 from tests.jobs.capture.kills import Killed, killed_before
 from tests.jobs.capture.messages import DAY_MS, captured, files, ids, messages

@@ -9,8 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from pairbus.jobs.capture.config import WindowLimits
-from pairbus.jobs.capture.errors import CaptureDamagedError
+from pairbus.jobs.capture.config import CaptureDamagedError, WindowLimits
 from pairbus.jobs.capture.window import Catch, OpenWindows, Piece
 from pairbus.spark.offset import Portion
 from pairbus.spark.sequences import SequenceRanges

@@ -20,7 +20,7 @@ from pairbus.jobs.ledger import (
 )
 from pairbus.jobs.ledger.tables import LedgerDirectory, Period
 from pairbus.ledger import Ledger, LedgerSettings, OperationCounts, OperationKey, OperationKind, Stage
-from pairbus.ledger.columns import COLUMNS, LIVES, OPERATIONS
+from pairbus.ledger.events import COLUMNS, LIVES, OPERATIONS
 from tests.jobs.ledger.written import arrow_table, at, life, operation, write, write_events, write_file
 from tests.waiting import eventually
 

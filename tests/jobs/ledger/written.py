@@ -11,7 +11,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pairbus.ledger.columns import COLUMNS, LIVES, NUMBER, OPERATIONS, TEXT, TIME, VERSION, VERSION_KEY
+from pairbus.ledger.events import COLUMNS, LIVES, NUMBER, OPERATIONS, TEXT, TIME, VERSION, VERSION_KEY
 
 Row = Mapping[str, Any]
 

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from pairbus.jobs.ledger.tables import table_schema
-from pairbus.ledger.columns import COLUMNS, LIVES, NUMBER, TEXT, TIME
-from pairbus.ledger.events import LedgerEvent, LifecycleEvent, Stage
+from pairbus.ledger.events import COLUMNS, LIVES, NUMBER, TEXT, TIME, LedgerEvent, LifecycleEvent, Stage
 
 BEGIN: Final = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

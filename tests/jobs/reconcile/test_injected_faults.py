@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pairbus.jobs.reconcile.command import Reconcilable
-from pairbus.jobs.reconcile.injected_faults import fault_note
+from pairbus.jobs.reconcile.command import Reconcilable, fault_note
 from pairbus.jobs.reconcile.page import as_text
 from pairbus.testing import FaultKind, running_namespace
 

@@ -14,8 +14,7 @@ from pairbus.jobs.ledger import read_lives
 from pairbus.jobs.reconcile import ReconcileReport, ReconcileVerdict, reconcile, report
 from pairbus.jobs.reconcile.events import survey
 from pairbus.jobs.reconcile.reconciliation import read_since
-from pairbus.ledger.columns import LIVES
-from pairbus.ledger.events import LedgerEvent, LifecycleEvent, Stage
+from pairbus.ledger.events import LIVES, LedgerEvent, LifecycleEvent, Stage
 from tests.jobs.reconcile.books import BEGIN, RecordedNamespace, lives_frame
 from tests.jobs.reconcile.model import PairModel
 from tests.jobs.reconcile.test_reconcile import LIMIT_S, counts, reconciled

@@ -54,7 +54,7 @@ from pairbus.server.errors import (
     UnauthorizedError,
     refusal_of,
 )
-from pairbus.server.http.body import BodyTooLargeError
+from pairbus.server.http.call import BodyTooLargeError
 from pairbus.store import CommitId, CommitInDoubtError, StoreError
 from pairbus.store.errors import (
     BufferOwnerError,

@@ -105,7 +105,7 @@ def test_b3_sends_are_busy_while_the_side_buffer_does_not_answer(tmp_path: Path)
         assert [condition_of(await peer.outcome(each)) for each in sends] == ["com.microsoft:server-busy"] * 3
         buffer.writer.overdue_s = DEADLINE_S
         assert buffer.is_stalled
-        assert not buffer.takes_sends()
+        assert not buffer.writer.takes_sends()
         retry = peer.begin_send(link, text_message("0", message_id="0"))
         assert condition_of(await peer.outcome(retry)) == "com.microsoft:server-busy"
         gate.set()

@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 
 from pairbus.broker import Address, NewMessage
 from pairbus.server.settings import SettingsError
-from pairbus.server.side_buffer.archive import BufferArchive, BufferEntry, NewBatch, quarantined_batch
-from pairbus.server.side_buffer.batch import BatchFormatError, BufferedBatch, mark_of, pack_batch, unpack_batch
+from pairbus.server.side_buffer.archive import (
+    BatchFormatError,
+    BufferArchive,
+    BufferedBatch,
+    BufferEntry,
+    NewBatch,
+    mark_of,
+    pack_batch,
+    quarantined_batch,
+    unpack_batch,
+)
 from pairbus.server.side_buffer.compactor import RateLimitedLog, SegmentCompactor
 from pairbus.server.side_buffer.entity_buffers import (
     TRANSITIONS,

@@ -14,7 +14,7 @@ ONE, OTHER = b"identity", b"\xff" * 8
 
 def keeper_on(store: MemoryStore) -> GroupCommitter:
     keeper = GroupCommitter(store, make_namespace, NOW)
-    keeper.namespace.create_queue("orders", QueueDescription(), NOW)
+    keeper.use_namespace().create_queue("orders", QueueDescription(), NOW)
     keeper.commit(NOW)
     return keeper
 
@@ -22,13 +22,13 @@ def keeper_on(store: MemoryStore) -> GroupCommitter:
 def test_b3_merged_position_is_committed_with_the_messages() -> None:
     store = MemoryStore()
     keeper = keeper_on(store)
-    keeper.namespace.send(QUEUE, [NewMessage(b"lost")], NOW)
+    keeper.use_namespace().send(QUEUE, [NewMessage(b"lost")], NOW)
     keeper.put_merged(ONE, "orders", 7)
     store.fail_next_run(StoreFailedError("the store", "the test wants it so"))
     with pytest.raises(StoreError):
         keeper.commit(NOW)
-    assert (keeper.merged(ONE), contents(keeper.namespace)) == ({}, [])
-    keeper.namespace.send(QUEUE, [NewMessage(b"kept")], NOW)
+    assert (keeper.merged(ONE), contents(keeper.use_namespace())) == ({}, [])
+    keeper.use_namespace().send(QUEUE, [NewMessage(b"kept")], NOW)
     keeper.put_merged(ONE, "orders", 7)
     keeper.commit(NOW)
     assert keeper.merged(ONE) == {"orders": 7}
@@ -66,16 +66,16 @@ def test_b3_damaged_position_is_quarantined_and_others_are_kept(is_garbled: bool
 def test_b3_check_send_raises_the_usual_errors_and_stores_nothing() -> None:
     store = MemoryStore()
     keeper = keeper_on(store)
-    keeper.namespace.check_send(QUEUE, [NewMessage(b"fine")], NOW)
+    keeper.use_namespace().check_send(QUEUE, [NewMessage(b"fine")], NOW)
     with pytest.raises(MessageSizeExceededError):
-        keeper.namespace.check_send(QUEUE, [NewMessage(bytes(200_000_000))], NOW)
-    keeper.namespace.delete(QUEUE, NOW)
+        keeper.use_namespace().check_send(QUEUE, [NewMessage(bytes(200_000_000))], NOW)
+    keeper.use_namespace().delete(QUEUE, NOW)
     with pytest.raises(EntityNotFoundError):
-        keeper.namespace.check_send(QUEUE, [NewMessage(b"fine")], NOW)
-    keeper.namespace.create_queue("orders", QueueDescription(), NOW)
-    keeper.namespace.check_send(QUEUE, [NewMessage(b"fine")], NOW)
-    assert contents(keeper.namespace) == []
+        keeper.use_namespace().check_send(QUEUE, [NewMessage(b"fine")], NOW)
+    keeper.use_namespace().create_queue("orders", QueueDescription(), NOW)
+    keeper.use_namespace().check_send(QUEUE, [NewMessage(b"fine")], NOW)
+    assert contents(keeper.use_namespace()) == []
     store.max_bytes = 1
-    keeper.namespace.check_send(QUEUE, [NewMessage(b"whatever room there is")], NOW)
+    keeper.use_namespace().check_send(QUEUE, [NewMessage(b"whatever room there is")], NOW)
     store.max_bytes = None
-    assert keeper.namespace.send(QUEUE, [NewMessage(b"and then sends go on")], NOW) == [1]
+    assert keeper.use_namespace().send(QUEUE, [NewMessage(b"and then sends go on")], NOW) == [1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pairbus.broker import Address, NewMessage, QueueDescription
-from pairbus.server.side_buffer.batch import BufferedBatch, mark_of, pack_batch
+from pairbus.server.side_buffer.archive import BufferedBatch, mark_of, pack_batch
 from pairbus.store.buffer_directory import BufferDirectory
 from pairbus.store.segment_log import SegmentLog
 from pairbus.wire import ACCEPTED
@@ -191,18 +191,18 @@ def test_b3_stop_waits_for_sends_to_a_closing_entity(directory: Path) -> None:
         stage.store.max_bytes = 1_000
         sent = [peer.begin_send(link, text_message(str(number))) for number in range(COUNT)]
         assert {await peer.outcome(each) for each in sent} == {ACCEPTED}
-        assert stage.buffer.is_quiet()
+        assert stage.buffer.writer.is_quiet()
         stage.store.merging_gate.clear()
         stage.store.max_bytes = None
         await eventually_async(stage.store.is_merging.is_set)
         waiting = peer.begin_send(link, text_message("last"))
-        assert not stage.buffer.is_quiet()
+        assert not stage.buffer.writer.is_quiet()
         await asyncio.sleep(0.05)  # time to reach the buffer, which it must not
         peer.exchange()
         assert not waiting.settled
         stage.store.merging_gate.set()
         assert await peer.outcome(waiting) == ACCEPTED
-        await eventually_async(stage.buffer.is_quiet)
+        await eventually_async(stage.buffer.writer.is_quiet)
         assert stage.numbers() == [*map(str, range(COUNT)), "last"]
 
     play(scene, directory, 4 * MEGABYTE)

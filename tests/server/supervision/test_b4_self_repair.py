@@ -25,7 +25,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from pairbus.broker import Address, Namespace, NewMessage, QueueDescription
-from pairbus.ledger.columns import OPERATIONS
+from pairbus.ledger.events import OPERATIONS
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.audit import NOBODY, audit_file
 from pairbus.server.dispatcher import Dispatcher

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from pairbus.client.amqp.conditions import error_from_status
@@ -140,7 +141,7 @@ class Authorization:
             granted = self._granted[path] = self._connection.loop.create_future()
             task = self._connection.loop.create_task(self._keep(path, granted))
             self._grants[path] = task
-            task.add_done_callback(lambda task: self._end(path, task))
+            task.add_done_callback(partial(self._end, path, granted))
         await asyncio.shield(granted)
 
     def forget(self, path: str) -> None:
@@ -153,9 +154,21 @@ class Authorization:
         if task is not None:
             task.cancel()
 
-    def _end(self, path: str, task: asyncio.Task[None]) -> None:
+    def _end(self, path: str, granted: asyncio.Future[None], task: asyncio.Task[None]) -> None:
         if self._grants.get(path) is task:
             del self._grants[path]
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            endpoint = self._connection.endpoint
+            _log.error('token task failed endpoint=%s entity=%s error="%r"', endpoint, path, failure, exc_info=failure)
+            if self._granted.get(path) is granted:  # the next link puts another token
+                del self._granted[path]
+            error = MessagingError(f"no token was sent: {failure!r}", entity=path)
+            error.__cause__ = failure
+        else:
+            error = ClosedError("the connection was closed", entity=path)
+        if not granted.done():
+            _fail(granted, error)
 
     async def close(self) -> None:
         """Stop all renewals."""
@@ -169,13 +182,8 @@ class Authorization:
         try:
             token = await self._put(path)
         except MessagingError as error:
-            granted.set_exception(error)
-            granted.exception()  # mark as retrieved: no caller may be waiting any more
+            _fail(granted, error)
             return
-        except asyncio.CancelledError:
-            granted.set_exception(ClosedError("the connection was closed", entity=path))
-            granted.exception()
-            raise
         granted.set_result(None)
         delay_s, is_logged = _until_renewal(token), False
         while not await self._is_gone_within(delay_s):
@@ -234,6 +242,11 @@ class Authorization:
             condition = response.condition or _CONDITIONS.get(response.status)
             raise error_from_status(response.status, response.description, condition, path)
         return token
+
+
+def _fail(granted: asyncio.Future[None], error: MessagingError) -> None:
+    granted.set_exception(error)
+    granted.exception()  # mark as retrieved: no caller may be waiting any more
 
 
 def _until_renewal(token: Token) -> float:

@@ -32,7 +32,7 @@ from pairbus.client.management.rules import (
     SqlRuleAction,
     TrueFilter,
 )
-from pairbus.client.times import (
+from pairbus.client.validation import (
     from_milliseconds,
     happened_ms,
     to_milliseconds,
@@ -51,87 +51,22 @@ from pairbus.dialect.atom import (
     ValueType,
     write_entry,
 )
-from pairbus.dialect.atom.rules import (
-    COMPATIBILITY_LEVEL,
-    CORRELATION_FILTER,
-    EMPTY_ACTION,
-    FALSE_FILTER,
-    SQL_ACTION,
-    SQL_FILTER,
-    TRUE_FILTER,
-)
+from pairbus.dialect.atom.filters import RuleCodec, typed_value
+from pairbus.dialect.atom.rules import CORRELATION_FILTER, EMPTY_ACTION, FALSE_FILTER, SQL_FILTER, TRUE_FILTER
 from pairbus.dialect.atom.values import LONGEST_MS
 from pairbus.dialect.paths import path_within
-from pairbus.entity_settings import ENTITY_SETTINGS, FORWARD_DEAD_LETTERS_TO, FORWARD_TO, SettingType
-
-_INT32: Final = range(-(2**31), 2**31)
-_LEVEL: Final = {"compatibility_level": COMPATIBILITY_LEVEL}
-
-
-def write_filter(condition: RuleFilter) -> Values:
-    match condition:
-        case TrueFilter():
-            return {"type": TRUE_FILTER, "expression": "1=1", **_LEVEL}
-        case FalseFilter():
-            return {"type": FALSE_FILTER, "expression": "1=0", **_LEVEL}
-        case SqlFilter(expression, parameters):
-            return {"type": SQL_FILTER, "expression": expression, "parameters": _typed(parameters), **_LEVEL}
-        case CorrelationFilter():
-            texts = {field.name: getattr(condition, field.name) for field in fields(condition)}
-            return texts | {"type": CORRELATION_FILTER, "properties": _typed(condition.properties)}
-
-
-def read_filter(values: Values) -> RuleFilter:
-    match values["type"]:
-        case "TrueFilter":
-            return TrueFilter()
-        case "FalseFilter":
-            return FalseFilter()
-        case "SqlFilter":
-            return SqlFilter(values["expression"], _plain(values.get("parameters", {})))
-        case _:
-            texts = {name: text for name, text in values.items() if name not in {"type", "properties"}}
-            return CorrelationFilter(**texts, properties=_plain(values.get("properties", {})))
-
-
-def write_action(action: SqlRuleAction) -> Values:
-    return {
-        "type": SQL_ACTION,
-        "expression": action.expression,
-        "parameters": _typed(action.parameters),
-        **_LEVEL,
-    }
-
-
-def read_action(values: Values) -> SqlRuleAction | None:
-    if values["type"] == EMPTY_ACTION:
-        return None
-    return SqlRuleAction(values["expression"], _plain(values.get("parameters", {})))
-
-
-def _typed(values: Mapping[str, FilterValue]) -> dict[str, TypedValue]:
-    return {name: _typed_value(value) for name, value in values.items()}
+from pairbus.entity_settings import ENTITY_SETTINGS, FORWARDING, SettingType
 
 
 def _typed_value(value: FilterValue) -> TypedValue:
     match value:
-        case bool():
-            return TypedValue(ValueType.BOOLEAN, value)
-        case int():
-            return TypedValue(ValueType.INT if value in _INT32 else ValueType.LONG, value)
-        case float():
-            return TypedValue(ValueType.DOUBLE, value)
         case datetime():
             return TypedValue(ValueType.DATE_TIME, to_ms(value))
         case timedelta():
             length_ms = to_milliseconds(value)
             return TypedValue(ValueType.DURATION, LONGEST_MS if length_ms is None else length_ms)
-        case str() | None:
-            return TypedValue(ValueType.STRING, value)
-
-
-def _plain(values: Mapping[str, TypedValue]) -> dict[str, FilterValue]:
-    return {name: _plain_value(value) for name, value in values.items()}
+        case _:
+            return typed_value(value)
 
 
 def _plain_value(typed: TypedValue) -> FilterValue:
@@ -144,6 +79,18 @@ def _plain_value(typed: TypedValue) -> FilterValue:
             value: Any = typed.value
             return value  # type: ignore[no-any-return]
 
+
+RULE_CODEC: Final = RuleCodec[RuleFilter, SqlRuleAction, FilterValue](
+    filters={
+        TRUE_FILTER: TrueFilter,
+        FALSE_FILTER: FalseFilter,
+        SQL_FILTER: SqlFilter,
+        CORRELATION_FILTER: CorrelationFilter,
+    },
+    action=SqlRuleAction,
+    write=_typed_value,
+    read=_plain_value,
+)
 
 T = TypeVar("T")
 EntityDescription: TypeAlias = QueueDescription | TopicDescription | SubscriptionDescription
@@ -196,8 +143,8 @@ _STATUS: Final = _Kind(_word, EntityStatus)
 _RIGHTS: Final = _Kind(_write_rights, _read_rights)
 _KEYS: Final = _Kind(_write_keys, _read_keys)
 _TARGET: Final = _Kind(path_within, _read_target)
-_FILTER: Final = _Kind(write_filter, read_filter)
-_ACTION: Final = _Kind(write_action, read_action)
+_FILTER: Final = _Kind(RULE_CODEC.filter_values, RULE_CODEC.filter_of)
+_ACTION: Final = _Kind(RULE_CODEC.action_values, RULE_CODEC.action_of)
 
 _KINDS: Final[Mapping[SettingType, _Kind]] = {
     SettingType.DURATION: _LENGTH,
@@ -292,12 +239,6 @@ _TABLES: Final[Mapping[type, Table]] = {
     SubscriptionDescription: SUBSCRIPTION,
     RuleDescription: RULE,
 }
-_SUPPLEMENTS: Final = {
-    FORWARD_TO.name: "ServiceBusSupplementaryAuthorization",
-    FORWARD_DEAD_LETTERS_TO.name: "ServiceBusDlqSupplementaryAuthorization",
-}
-"""The headers for the tokens of the entities to forward to."""
-
 _NO_ACTION: Final = {"action": {"type": EMPTY_ACTION}}
 """The value that the SDKs send for a rule without an action. Tables ignore fields that they do not contain."""
 
@@ -307,7 +248,7 @@ def write_description(
 ) -> bytes:
     """Return the Atom entry of a create or update request."""
     values = _NO_ACTION | _values(description)
-    values |= {name: endpoint.uri(values[name]) for name in _SUPPLEMENTS if values.get(name)}
+    values |= {name: endpoint.uri(values[name]) for name in FORWARDING if values.get(name)}
     if default_rule is not None:
         values["default_rule"] = _NO_ACTION | _values(default_rule)
     return write_entry(AtomEntry(table=_TABLES[type(description)], values=values))
@@ -316,4 +257,4 @@ def write_description(
 def forwarding_targets(description: Description) -> dict[str, str]:
     """Return the paths of the entities that it forwards to, by the header that takes the token for each."""
     values = _values(description)
-    return {header: values[name] for name, header in _SUPPLEMENTS.items() if values.get(name)}
+    return {header: values[name] for name, header in FORWARDING.items() if values.get(name)}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, Final
 
+from pairbus.broker.descriptions import CORRELATION_FIELDS
 from pairbus.broker.sql.syntax import RESERVED
 from pairbus.dialect.atom.table import INTEGER, PAIRS, TEXT, Element, Table, Values, Variant
 from pairbus.dialect.atom.values import Plain, TypedValue, ValueType, format_duration, format_instant
@@ -26,14 +27,7 @@ _SQL: Final = (
     Element("Parameters", PAIRS, "parameters"),
 )
 _CORRELATION: Final = (
-    Element("CorrelationId", TEXT, "correlation_id"),
-    Element("MessageId", TEXT, "message_id"),
-    Element("To", TEXT, "to"),
-    Element("ReplyTo", TEXT, "reply_to"),
-    Element("Label", TEXT, "label"),
-    Element("SessionId", TEXT, "session_id"),
-    Element("ReplyToSessionId", TEXT, "reply_to_session_id"),
-    Element("ContentType", TEXT, "content_type"),
+    *(Element(name, TEXT, field) for field, name in CORRELATION_FIELDS.items()),
     Element("Properties", PAIRS, "properties"),
 )
 
@@ -84,8 +78,8 @@ def _sql_text(values: Values) -> str:
 
 
 def _correlation_text(values: Values) -> str:
-    own = {name: value for name, value in values.items() if name not in {"type", *_MAPS} and value is not None}
-    terms = [f"sys.{name.title().replace('_', '')} = {_quoted(value)}" for name, value in own.items()]
+    own = {name: values.get(field) for field, name in CORRELATION_FIELDS.items()}
+    terms = [f"sys.{name} = {_quoted(value)}" for name, value in own.items() if value is not None]
     terms += [_term(_property(name), value) for name, value in values.get("properties", {}).items()]
     return " AND ".join(terms) or "all messages"
 

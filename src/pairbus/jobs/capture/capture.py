@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
-from pairbus.jobs.capture.config import WindowLimits
-from pairbus.jobs.capture.errors import OtherSourceError
+from pairbus.jobs.capture.config import OtherSourceError, WindowLimits
 from pairbus.jobs.capture.files import CapturedFile, CaptureDirectory, PieceWriter
 from pairbus.jobs.capture.window import Catch, OpenWindows
 

@@ -28,8 +28,7 @@ from pairbus.client.receiver import MessageReceiver
 from pairbus.dialect.connection_string import parse_connection_string
 from pairbus.dialect.paths import split_entity_path
 from pairbus.jobs.capture.capture import Capture
-from pairbus.jobs.capture.config import CaptureConfig
-from pairbus.jobs.capture.errors import CaptureError, QueryFailedError, UncapturableError
+from pairbus.jobs.capture.config import CaptureConfig, CaptureError, QueryFailedError, UncapturableError
 from pairbus.jobs.capture.files import CapturedFile, CaptureDirectory, PieceWriter
 from pairbus.jobs.capture.window import CATCHES, Catch
 from pairbus.jobs.lines import FAILED, WAITING, CommandResult, ProgressReporter, ReportLine, reason_of, reported_logs

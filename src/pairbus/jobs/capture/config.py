@@ -1,4 +1,4 @@
-"""The configuration of a capture. It imports no Spark: the command line reads it before Spark is needed."""
+"""The configuration and the errors of a capture. It imports no Spark, which the command line needs only later."""
 
 from __future__ import annotations
 
@@ -11,6 +11,37 @@ from typing import Final, Self
 
 from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.options import duration
+
+
+class CaptureError(RuntimeError):
+    """A capture cannot continue."""
+
+
+class CaptureInUseError(CaptureError):
+    """Another capture writes into the same directory."""
+
+
+class OtherSourceError(CaptureError):
+    """The directory belongs to the capture of another namespace."""
+
+    def __init__(self, root: Path, owner: str, source: str) -> None:
+        super().__init__(
+            f"{root} has messages captured from {owner}, which uses the same sequence numbers as {source}:"
+            " they could not be distinguished. Use a separate directory for each namespace"
+        )
+
+
+class UncapturableError(CaptureError):
+    """The messages of an entity cannot be captured, or not in this mode."""
+
+
+class CaptureDamagedError(CaptureError):
+    """The state of a capture in its directory is unreadable or incomplete."""
+
+
+class QueryFailedError(CaptureError):
+    """The query failed, and would probably fail again."""
+
 
 LONGEST: Final = timedelta(hours=1)
 LEAST_BYTES: Final = 1_000_000

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pairbus.durable import make_directory, put_in_place, try_lock
-from pairbus.jobs.capture.errors import CaptureDamagedError, CaptureError, CaptureInUseError
+from pairbus.jobs.capture.config import CaptureDamagedError, CaptureError, CaptureInUseError
 from pairbus.jobs.capture.window import Catch, OpenWindows, Piece, Window
 from pairbus.spark.offset import NOTHING, Portion
 from pairbus.spark.schema import MESSAGE_SCHEMA, arrow_schema

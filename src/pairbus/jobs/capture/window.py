@@ -14,8 +14,7 @@ from urllib.parse import quote
 import pyarrow as pa
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from pairbus.jobs.capture.config import WindowLimits
-from pairbus.jobs.capture.errors import CaptureDamagedError
+from pairbus.jobs.capture.config import CaptureDamagedError, WindowLimits
 from pairbus.spark.offset import Portion
 from pairbus.spark.schema import arrow_schema
 from pairbus.spark.sequences import SequenceRanges

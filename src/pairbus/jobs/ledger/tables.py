@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 
 from pairbus.jobs.lines import reason_of
 from pairbus.ledger import read_open
-from pairbus.ledger.columns import COLUMNS, LIVES, NUMBER, OPERATIONS, TEXT, TIME, VERSION, VERSION_KEY
+from pairbus.ledger.events import COLUMNS, LIVES, NUMBER, OPERATIONS, TEXT, TIME, VERSION, VERSION_KEY
 from pairbus.spark.session import LIGHT
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from pairbus.jobs.ledger import LedgerReadError, check_ledgers, read_lives
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.functions import col
+
+from pairbus.jobs.ledger import LedgerReadError, check_ledgers, read_lives, read_operations
 from pairbus.jobs.ledger.tables import FAILURES, failure_line, plain_places, session_config
-from pairbus.jobs.reconcile.injected_faults import fault_note
+from pairbus.jobs.reconcile.page import printable
 from pairbus.jobs.reconcile.reconciliation import (
     LedgersMixedError,
     ReconcileError,
@@ -19,8 +22,37 @@ from pairbus.jobs.reconcile.reconciliation import (
     reconcile,
 )
 from pairbus.jobs.reconcile.report import ReconcileReport, report
+from pairbus.ledger.events import OperationKind
 from pairbus.spark.java import JavaNotFoundError
 from pairbus.spark.session import SparkStartError, ensured_session
+
+LISTED: Final = 20
+"""Maximum number of changes in a note."""
+
+
+def fault_note(
+    spark: SparkSession, ledgers: Sequence[str], start: datetime | None, end: datetime | None, listed: int = LISTED
+) -> str | None:
+    """Return a note with the faults that were injected and ended from ``start`` until before ``end``; this runs a job.
+
+    Return ``None`` if there are none. If the operations cannot be read, the note says so: no verdict depends on them.
+    """
+    try:
+        changes = read_operations(spark, ledgers, start, end).where(col("kind") == OperationKind.FAULT.value)
+    except LedgerReadError as error:
+        return f"injected faults are unknown, since the operations of a ledger cannot be read: {error}"
+    in_order = changes.orderBy("at", col("result").contains(" engaged ").desc(), "namespace", "result")
+    rows = in_order.select("at", "namespace", "entity", "result", "who").limit(listed + 1).collect()
+    if not rows:
+        return None
+    return "injected faults: " + "; ".join([*map(_change, rows[:listed]), *["and more"] * (len(rows) > listed)])
+
+
+def _change(row: Row) -> str:
+    at, place = row["at"].astimezone(UTC), f" entity={row['entity']}" if row["entity"] else ""
+    facts = f"{row['result']} namespace={row['namespace']}{place} key={row['who'] or '-'}"
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC {printable(facts)}"
+
 
 SESSION: Final = {
     "spark.sql.shuffle.partitions": "64",  # Spark combines small partitions; large ones fit into memory

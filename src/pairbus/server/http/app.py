@@ -27,8 +27,7 @@ from pairbus.server.errors import InvalidCredentialsError, UnauthorizedError, re
 from pairbus.server.faults import FAULT_OPERATIONS
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.answers import error_answer, fresh_tracking_id
-from pairbus.server.http.body import MAX_BODY_BYTES, BodyTooLargeError, check_length, read_body
-from pairbus.server.http.call import HttpCall, authority_of
+from pairbus.server.http.call import MAX_BODY_BYTES, BodyTooLargeError, HttpCall, authority_of, check_length, read_body
 from pairbus.server.http.credentials import Credentials, check_guesses, key_name_of, note_known, refuse_login
 from pairbus.server.http.metrics import Metrics, Monitoring
 from pairbus.server.http.routes import ManagementRoute, MatchedRoute, find, segments_of

@@ -1,4 +1,4 @@
-"""A parsed and authorized request: what handlers work on."""
+"""A parsed and authorized request, which handlers work on; and request bodies, read within limits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
+from starlette.requests import Request
+
 from pairbus.broker import AuthorizationRule, Namespace, Right
 from pairbus.dialect.atom import AtomError, Table, parse_request
 from pairbus.server.audit import NOBODY, Actor, AuditAction, key_changes
@@ -16,6 +18,39 @@ from pairbus.server.host import NamespaceHost
 from pairbus.server.http.credentials import Credentials
 from pairbus.server.http.metrics import Monitoring
 from pairbus.server.supervision.diagnostics import Diagnostics
+
+MAX_BODY_BYTES: Final = 1 << 20
+"""The largest body that any route accepts: a description of an entity, or of a rule with long expressions."""
+
+_DIGITS: Final = 18
+
+
+class BodyTooLargeError(BadRequestError):
+    """The body is larger than the route allows."""
+
+    limit = "http_body_bytes"
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the body; raises ``BodyTooLargeError`` as soon as it is too large, or declares that it will be."""
+    check_length(request.headers.get("content-length", "0"), max_bytes)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    return bytes(body)
+
+
+def check_length(length: str, max_bytes: int) -> None:
+    """Raise ``BodyTooLargeError`` if a Content-Length exceeds the limit."""
+    if length.isascii() and length.isdigit() and (len(length) > _DIGITS or int(length) > max_bytes):
+        raise _too_large(max_bytes)
+
+
+def _too_large(max_bytes: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body has more than {max_bytes} bytes, the maximum of this route (http_body_bytes)")
+
 
 API_VERSION: Final = "2021-05"
 """The version for clients that do not name one."""

@@ -33,16 +33,9 @@ from pairbus.broker import (
     ZonelessInstant,
 )
 from pairbus.broker.descriptions import KIND_OF
-from pairbus.dialect.atom import QUEUE, SUBSCRIPTION, TOPIC, Table, TypedValue, Values, ValueType, Zoneless
-from pairbus.dialect.atom.rules import (
-    COMPATIBILITY_LEVEL,
-    CORRELATION_FILTER,
-    EMPTY_ACTION,
-    FALSE_FILTER,
-    SQL_ACTION,
-    SQL_FILTER,
-    TRUE_FILTER,
-)
+from pairbus.dialect.atom import QUEUE, SUBSCRIPTION, TOPIC, AtomError, Table, TypedValue, Values, ValueType, Zoneless
+from pairbus.dialect.atom.filters import RuleCodec, typed_value
+from pairbus.dialect.atom.rules import CORRELATION_FILTER, FALSE_FILTER, SQL_FILTER, TRUE_FILTER
 from pairbus.dialect.paths import path_within
 from pairbus.entity_settings import ENTITY_SETTINGS, FIXED, FORWARDING, STATUSES
 from pairbus.server.access import fresh_key
@@ -177,102 +170,43 @@ def _keys(rules: Iterable[Values], before: EntityDescription | None) -> tuple[Au
     return tuple(key_of(values, by_name.get(values.get("name", "").lower())) for values in rules)
 
 
-_INT32: Final = range(-(2**31), 2**31)
-_LEVEL: Final = {"compatibility_level": COMPATIBILITY_LEVEL}
-_TRUE: Final = {"type": TRUE_FILTER, "expression": "1=1", **_LEVEL}
-_FALSE: Final = {"type": FALSE_FILTER, "expression": "1=0", **_LEVEL}
-
-
 def rule_values(rule: RuleDescription) -> dict[str, Any]:
-    return {"name": rule.name, "filter": _filter_values(rule.filter), "action": _action_values(rule.action)}
+    return {"name": rule.name, "filter": _RULES.filter_values(rule.filter), "action": _RULES.action_values(rule.action)}
 
 
 def rule_of(values: Values, name: str | None = None) -> RuleDescription:
     """Return the broker's rule, under the name in the path; raises ``BadRequestError``."""
+    try:
+        return _rule_of(values, name)
+    except AtomError as error:
+        raise BadRequestError(str(error)) from error
+
+
+def _rule_of(values: Values, name: str | None) -> RuleDescription:
     return RuleDescription(
         name=values.get("name", DEFAULT_RULE) if name is None else name,
-        filter=_filter_of(values["filter"]) if "filter" in values else TrueFilter(),
-        action=_action_of(values["action"]) if "action" in values else None,
+        filter=_RULES.filter_of(values["filter"]) if "filter" in values else TrueFilter(),
+        action=_RULES.action_of(values["action"]) if "action" in values else None,
     )
-
-
-def _filter_values(description: FilterDescription) -> Values:
-    match description:
-        case TrueFilter():
-            return _TRUE
-        case FalseFilter():
-            return _FALSE
-        case SqlFilterDescription(expression, parameters):
-            return {"type": SQL_FILTER, "expression": expression, "parameters": _typed(parameters), **_LEVEL}
-        case CorrelationFilter():
-            texts = {field.name: getattr(description, field.name) for field in fields(description)}
-            return texts | {"type": CORRELATION_FILTER, "properties": _typed(description.properties)}
-
-
-def _action_values(description: SqlActionDescription | None) -> Values:
-    if description is None:
-        return {"type": EMPTY_ACTION}
-    parameters = _typed(description.parameters)
-    return {"type": SQL_ACTION, "expression": description.expression, "parameters": parameters, **_LEVEL}
-
-
-def _filter_of(values: Values) -> FilterDescription:
-    match values["type"]:
-        case "TrueFilter":
-            return TrueFilter()
-        case "FalseFilter":
-            return FalseFilter()
-        case "SqlFilter":
-            return SqlFilterDescription(_expression(values, "Filter"), _plain(values.get("parameters", {})))
-        case _:
-            given = {name: value for name, value in values.items() if name not in {"type", "properties"}}
-            return CorrelationFilter(**given, properties=_plain(values.get("properties", {})))
-
-
-def _action_of(values: Values) -> SqlActionDescription | None:
-    if values["type"] == EMPTY_ACTION:
-        return None
-    return SqlActionDescription(_expression(values, "Action"), _plain(values.get("parameters", {})))
-
-
-def _expression(values: Values, element: str) -> str:
-    expression = values.get("expression")
-    if not isinstance(expression, str):
-        raise BadRequestError(f"{element} needs an SqlExpression")
-    return expression
 
 
 # Values: times are numbers whose class says what they are.
 
 
-def _typed(values: Mapping[str, Value]) -> dict[str, TypedValue]:
-    return {name: _typed_value(value) for name, value in values.items()}
-
-
 def _typed_value(value: Value) -> TypedValue:
     match value:
-        case bool():
-            return TypedValue(ValueType.BOOLEAN, value)
         case ZonelessInstant():
             return TypedValue(ValueType.DATE_TIME, Zoneless(value))
         case Instant():
             return TypedValue(ValueType.DATE_TIME, int(value))
         case Span():
             return TypedValue(ValueType.DURATION, int(value))
-        case int():
-            return TypedValue(ValueType.INT if value in _INT32 else ValueType.LONG, value)
-        case float():
-            return TypedValue(ValueType.DOUBLE, value)
         case UUID():
             return TypedValue(ValueType.STRING, str(value))
         case bytes():
             return TypedValue(ValueType.STRING, base64.b64encode(value).decode())
-        case str() | None:
-            return TypedValue(ValueType.STRING, value)
-
-
-def _plain(values: Mapping[str, TypedValue]) -> dict[str, Value]:
-    return {name: _plain_value(value) for name, value in values.items()}
+        case _:
+            return typed_value(value)
 
 
 def _plain_value(typed: TypedValue) -> Value:
@@ -285,3 +219,16 @@ def _plain_value(typed: TypedValue) -> Value:
             return Span(value)
         case _:
             return typed.value
+
+
+_RULES: Final = RuleCodec[FilterDescription, SqlActionDescription, Value](
+    filters={
+        TRUE_FILTER: TrueFilter,
+        FALSE_FILTER: FalseFilter,
+        SQL_FILTER: SqlFilterDescription,
+        CORRELATION_FILTER: CorrelationFilter,
+    },
+    action=SqlActionDescription,
+    write=_typed_value,
+    read=_plain_value,
+)

@@ -507,7 +507,7 @@ class Monitoring:
     def _stalled(self, seconds: float) -> Trouble:
         buffer = self._host.side_buffer
         # While the namespace is being loaded, nothing can be checked, so nothing is buffered either.
-        takes_sends = buffer is not None and buffer.takes_sends() and not self._host.committer.is_loading
+        takes_sends = buffer is not None and buffer.writer.takes_sends() and not self._host.committer.is_loading
         consequence = "sends go to the side buffer" if takes_sends else "sends are refused"
         return Trouble(f"the storage has not answered for {seconds:.0f} s: {consequence}", takes_sends=takes_sends)
 

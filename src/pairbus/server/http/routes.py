@@ -1,33 +1,108 @@
-"""The table of all routes: the pattern, the handler, and the right that each needs."""
+"""The table of all routes: the pattern, the handler, and the right that each needs; and the handlers of operators."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from pairbus.broker import Right
+from pairbus.broker import EntityNotFoundError, Right
 from pairbus.dialect.atom import NAMESPACE, AtomEntry
-from pairbus.server.faults import FAULTS_PATH
+from pairbus.fault_kinds import FaultKind, FaultRequest
+from pairbus.server.errors import BadRequestError, FaultsNotAllowedError, NotSupportedError
+from pairbus.server.fault_injection import inject_fault
+from pairbus.server.faults import FAULTS_PATH, Fault, Faults
 from pairbus.server.http.answers import entry_answer
-from pairbus.server.http.body import MAX_BODY_BYTES
-from pairbus.server.http.call import HttpCall
-from pairbus.server.http.diagnostics import collect_bundle, get_bundle, list_bundles
+from pairbus.server.http.call import MAX_BODY_BYTES, HttpCall
 from pairbus.server.http.entities import (
     delete_entity,
+    delete_key,
+    delete_rule,
     get_entity,
+    get_key,
+    get_rule,
+    list_keys,
     list_queues,
+    list_rules,
     list_subscriptions,
     list_topics,
     put_entity,
+    put_key,
+    put_rule,
     put_subscription,
 )
-from pairbus.server.http.faults import add_fault, clear_fault, clear_faults, list_faults
-from pairbus.server.http.keys import delete_key, get_key, list_keys, put_key
-from pairbus.server.http.rules import delete_rule, get_rule, list_rules, put_rule
+from pairbus.server.supervision.diagnostics import Diagnostics
+
+
+async def list_faults(call: HttpCall) -> Response:
+    return _answer(_faults(call).engaged(call.now_ms))
+
+
+async def add_fault(call: HttpCall) -> Response:
+    _faults(call)
+    try:
+        request = FaultRequest.of_document(json.loads(call.body))
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the fault cannot be injected: {error}") from error
+    fault = inject_fault(call.host, request, call.actor)
+    if fault.kind is FaultKind.QUARANTINE:
+        await call.host.durable()
+    return JSONResponse(fault.document(), HTTPStatus.CREATED)
+
+
+async def clear_faults(call: HttpCall) -> Response:
+    return _answer(_faults(call).clear_all(call.now_ms, call.actor))
+
+
+async def clear_fault(call: HttpCall) -> Response:
+    faults, fault_id = _faults(call), call.names["fault"]
+    if not (fault_id.isascii() and fault_id.isdecimal() and len(fault_id) <= 18):
+        raise BadRequestError(f"the id of a fault must be a whole number, got {fault_id[:64]!r}")
+    return _answer([faults.clear(int(fault_id), call.now_ms, call.actor)])
+
+
+def _faults(call: HttpCall) -> Faults:
+    if call.host.faults is None:
+        raise FaultsNotAllowedError
+    return call.host.faults
+
+
+def _answer(faults: list[Fault]) -> Response:
+    return JSONResponse({"faults": [fault.document() for fault in faults]})
+
+
+PATH: Final = "$diagnostics"
+
+
+async def collect_bundle(call: HttpCall) -> Response:
+    """Collect a bundle now, keep it, and return it."""
+    name, content = _diagnostics(call).collect()
+    location = {"Location": f"/{PATH}/{name}"}
+    return Response(content, HTTPStatus.CREATED, location, media_type="application/json")
+
+
+async def list_bundles(call: HttpCall) -> Response:
+    found = _diagnostics(call).kept
+    return JSONResponse({"bundles": [{"name": info.name, "size_bytes": info.size_bytes} for info in found]})
+
+
+async def get_bundle(call: HttpCall) -> Response:
+    name = call.names["bundle"]
+    content = await _diagnostics(call).read(name)
+    if content is None:
+        raise EntityNotFoundError(f"there is no bundle '{name}'", name)
+    return Response(content, media_type="application/json")
+
+
+def _diagnostics(call: HttpCall) -> Diagnostics:
+    if call.diagnostics is None:
+        raise NotSupportedError("this server keeps no diagnostic bundles")
+    return call.diagnostics
 
 
 async def get_namespace(call: HttpCall) -> Response:

@@ -57,10 +57,10 @@ class SideBuffer:
             self._archive, self._compactor, target, self._buffers, self.counts, str(directory.path), max_bytes
         )
         merge = BufferMerge(identity, self._archive, target, self._buffers, self.writer, self.counts, errors)
-        self._replayer = Replayer(
+        self.replayer = Replayer(
             identity, target, self._buffers, self.writer, merge, self._compactor, self.counts, backoff
         )
-        self._replaying = SupervisedTask("pairbus-side-buffer", self._replayer.run)
+        self._replaying = SupervisedTask("pairbus-side-buffer", self.replayer.run)
         self._target = target
         self.merge_within_s = MERGE_WITHIN_S
         self._is_overdue = False
@@ -118,19 +118,6 @@ class SideBuffer:
         self._replaying.stop()
 
     @property
-    def crash_point(self) -> Callable[[], object]:
-        """Called before messages are merged; an injected fault raises here."""
-        return self._replayer.crash_point
-
-    @crash_point.setter
-    def crash_point(self, crash_point: Callable[[], object]) -> None:
-        self._replayer.crash_point = crash_point
-
-    def hurry(self) -> None:
-        """Merge now: the store works again."""
-        self._replayer.hurry()
-
-    @property
     def oldest_s(self) -> float:
         """Return for how long the oldest message has been waiting to be merged; 0 if there is none."""
         oldest_ms = self._buffers.oldest_ms()
@@ -159,26 +146,14 @@ class SideBuffer:
             self._check.cancel()
             self._check = self._target.loop.call_later(_CHECK_S, self.check_overdue)
 
-    def stop_waiting(self) -> None:
-        """Write the sends that wait for the store: it does not answer."""
-        self.writer.stop_waiting()
-
     def holds(self, address: Address) -> bool:
         """Return whether sends to an entity have to be buffered, behind what is there."""
         return address in self._buffers
-
-    def takes_sends(self) -> bool:
-        """Return whether the buffer has room, and its disk can be written, as far as sends have shown."""
-        return self.writer.takes_sends()
 
     @property
     def is_stalled(self) -> bool:
         """Return whether the disk of the buffer does not answer."""
         return self.writer.is_stalled
-
-    def is_quiet(self) -> bool:
-        """Return whether no send waits for the buffer."""
-        return self.writer.is_quiet()
 
     @property
     def used_bytes(self) -> int:

@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 
 from pairbus.backoff import Backoff
 from pairbus.broker import Address, BrokerError, EntityDisabledError, EntityNotFoundError, QuotaExceededError
-from pairbus.server.side_buffer.archive import BufferArchive, BufferEntry, ReadResult, quarantined_batch
-from pairbus.server.side_buffer.batch import BufferedBatch
+from pairbus.server.side_buffer.archive import BufferArchive, BufferedBatch, BufferEntry, ReadResult, quarantined_batch
 from pairbus.server.side_buffer.compactor import RateLimitedLog, SegmentCompactor
 from pairbus.server.side_buffer.entity_buffers import (
     BATCHES_PER_COMMIT,

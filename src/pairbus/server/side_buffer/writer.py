@@ -9,8 +9,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from pairbus.broker import Address, BrokerError, Namespace, NewMessage
-from pairbus.server.side_buffer.archive import BufferArchive, NewBatch
-from pairbus.server.side_buffer.batch import BufferedBatch
+from pairbus.server.side_buffer.archive import BufferArchive, BufferedBatch, NewBatch
 from pairbus.server.side_buffer.compactor import SegmentCompactor
 from pairbus.server.side_buffer.entity_buffers import (
     BufferCounts,
