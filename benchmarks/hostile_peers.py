@@ -431,6 +431,12 @@ CLIENTS: Final[dict[str, Attack]] = {
     "the same in batches of 250 KB": flood(
         partial(_opened, TOPIC), _deliveries(lambda: _batch(_long_text()), BATCH_FORMAT)
     ),
+    f"full batches of small messages through {RULES:,} rules": flood(
+        partial(_opened, TOPIC), _deliveries(lambda: _batch(_SMALL), BATCH_FORMAT)
+    ),
+    f"batches of 100 small messages through {RULES:,} rules": flood(
+        partial(_opened, TOPIC), _deliveries(lambda: join_batch([_SMALL] * 100), BATCH_FORMAT)
+    ),
     "full batches of messages of one byte": flood(
         partial(_opened, HOSTILE_QUEUE), _deliveries(lambda: _batch(_SMALL), BATCH_FORMAT)
     ),

@@ -209,6 +209,11 @@ FIGURES: Final[dict[str, Figures]] = {
         ("links of a connection | {} |", count(LIMITS.max_links_per_connection)),
         ("tokens of a connection | {} |", count(LIMITS.max_tokens_per_connection)),
         ("work of rules for one message | {} ms |", count(STANDARD.rule_units // 1_000_000)),
+        (
+            "for a batch or a transaction | {} times that, or {} ms for each message",
+            {str(router.BATCH_BUDGETS)},
+            {f"{router.BATCH_MESSAGE_UNITS / 1_000_000:g}"},
+        ),
         ("in memory for duplicate detection | {} |", count(STANDARD.duplicate_ids_in_memory)),
         ("not on disk yet is bounded to {}", size(connection._MOST_UNCONFIRMED_BYTES)),
         ("what it does not read to {}", size(connection._MOST_UNSENT_BYTES)),
@@ -387,6 +392,10 @@ FIGURES: Final[dict[str, Figures]] = {
     ],
     "docs/reference/rules.md": [
         ("the default of `rule_units` is about {} milliseconds", count(STANDARD.rule_units // 1_000_000)),
+        ("or a transaction | {} times `rule_units`, or", count(router.BATCH_BUDGETS)),
+        ("have a budget together: {} times", count(router.BATCH_BUDGETS)),
+        ("`rule_units`, or {} units for each message", count(router.BATCH_MESSAGE_UNITS)),
+        ("message of a batch or a transaction | {} |", count(router.COPY_UNITS)),
         ("| a rule | {} |", count(rules._RULE_UNITS)),
         ("of an action that is applied | {} |", count(rules.EXPRESSION_UNITS)),
         ("property of a correlation filter | {} |", count(rules._PROPERTY_UNITS)),
