@@ -43,7 +43,19 @@ from pairbus.wire import (
 )
 from pairbus.wire.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER
 from pairbus.wire.performatives import Detach, End, SaslInit, Transfer
-from tests.server.test_hostile_peers import BEGUN, CBS, HOSTILE, OPENED, PHASES, Phase, request, transfer
+from tests.server.test_hostile_peers import (
+    BEGUN,
+    CBS,
+    HEARTBEAT,
+    HOSTILE,
+    OPENED,
+    PHASES,
+    WEB_SOCKET,
+    Phase,
+    request,
+    transfer,
+    web_socket_frame,
+)
 from tests.wire.pair import frame
 
 HOSTILE_QUEUE: Final = "flooded"
@@ -228,6 +240,7 @@ _LOGIN: Final = _http(
 )
 _UNAUTHORIZED: Final = _http("GET", "/orders?api-version=2021-05")
 _METRICS: Final = _http("GET", "/metrics")
+_HEALTH: Final = _http("GET", "/health")
 _BOMB: Final = _http(
     "PUT",
     "/orders?api-version=2021-05",
@@ -263,6 +276,11 @@ def _lists_by_websocket(address: ConnectionString) -> Iterator[bytes]:
     return _websocket_frames(chain((BEGUN + CBS,), _numbered(_LISTS)(address)))
 
 
+def _bytes_by_websocket(_address: ConnectionString) -> Iterator[bytes]:
+    for data in chain((OPENED,), repeat(HEARTBEAT * 16)):
+        yield b"".join(web_socket_frame(bytes((octet,))) for octet in data)
+
+
 def _hostile(kind: str) -> Chunks:
     """Return the input of a kind of the tests, which is computed once."""
 
@@ -281,6 +299,8 @@ def trickle(phase: Phase) -> Attack:
             while len(streams) < _CROWD:
                 stream = _connect(address)
                 stream.sendall(phase.before)
+                if phase.before == WEB_SOCKET:
+                    stream.recv(_READ_BYTES)
                 stream.setblocking(False)
                 streams[stream] = cycle(phase.pieces)
             for stream, pieces in [*streams.items()]:
@@ -308,10 +328,18 @@ _ALSO: Final = (
 )
 """Kinds of the tests that send something once on each connection."""
 
-_SLOW: Final = ("SASL", "the head of a request", "the body of a form")
+_SLOW: Final = (
+    "SASL",
+    "frames after the open",
+    "the head of a request",
+    "the body of a form",
+    "a frame of a WebSocket",
+    "AMQP in a WebSocket",
+)
 """Phases of the tests in which a peer takes its time."""
 
 _LISTS: Final = request([[]] * 20_000)
+_PINGS: Final = web_socket_frame(b"", opcode=9) * 100
 _NOISE: Final = bytes(range(256)) * 200
 
 UNPROVEN: Final[dict[str, Attack]] = {
@@ -326,11 +354,13 @@ UNPROVEN: Final[dict[str, Attack]] = {
     "attaches of empty lists": connections(always(HOSTILE["attaches of empty lists"]())),
     "sessions begun and ended": flood(once(OPENED), always(frame(_BEGIN) + frame(End()))),
     "more sessions than allowed": connections(always(HOSTILE["many sessions"]())),
+    "heartbeats": flood(once(OPENED), always(HEARTBEAT * 100)),
     "connect and disconnect": _disconnect_at_once,
     "connect, open AMQP, disconnect": connections(always(OPENED)),
     "TLS handshakes": _shake_hands,
     "TLS hellos without the rest": connections(lambda _address: repeat(_hello())),
     "GET / on one connection": flood(once(_GET), always(_GET)),
+    "GET /health on one connection": flood(once(_HEALTH), always(_HEALTH * 16)),
     "GET / on new connections": connections(always(_GET)),
     f"GET /console/login on {_CROWD} connections": flood(once(_PAGE), always(_PAGE), _CROWD),
     "POST /console/login with a wrong key": connections(always(_LOGIN)),
@@ -339,6 +369,8 @@ UNPROVEN: Final[dict[str, Attack]] = {
     "management requests without a key": flood(once(_UNAUTHORIZED), always(_UNAUTHORIZED)),
     "XML bombs without a key": flood(once(_BOMB), always(_BOMB)),
     "WebSocket upgrades": connections(always(_UPGRADE)),
+    "pings over a WebSocket": flood(once(_UPGRADE), always(_PINGS), waits=True),
+    "frames of one byte over a WebSocket": flood(once(_UPGRADE), _bytes_by_websocket, waits=True),
     "wrong keys by SASL PLAIN": connections(lambda _address: map(_guess, count())),
     "noise": connections(always(_NOISE)),
     **{f"{kind}, on new connections": connections(_hostile(kind)) for kind in _ALSO},
@@ -430,6 +462,12 @@ CLIENTS: Final[dict[str, Attack]] = {
     f"messages of 60 KB through {RULES:,} rules with LIKE": flood(partial(_opened, TOPIC), _deliveries(_long_text)),
     "the same in batches of 250 KB": flood(
         partial(_opened, TOPIC), _deliveries(lambda: _batch(_long_text()), BATCH_FORMAT)
+    ),
+    f"full batches of small messages through {RULES:,} rules": flood(
+        partial(_opened, TOPIC), _deliveries(lambda: _batch(_SMALL), BATCH_FORMAT)
+    ),
+    f"batches of 80 small messages through {RULES:,} rules": flood(
+        partial(_opened, TOPIC), _deliveries(lambda: join_batch([_SMALL] * 80), BATCH_FORMAT)
     ),
     "full batches of messages of one byte": flood(
         partial(_opened, HOSTILE_QUEUE), _deliveries(lambda: _batch(_SMALL), BATCH_FORMAT)

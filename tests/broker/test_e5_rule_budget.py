@@ -71,11 +71,128 @@ def test_e5_refused_batch_changes_nothing(partitioned: bool) -> None:
     assert broker.take(SUBSCRIPTION) == ["good"]
 
 
-def test_e5_messages_of_a_batch_do_not_share_the_budget() -> None:
-    broker = Broker(limits=replace(STANDARD, rule_units=30_000))
-    topic = costly_topic(broker)
-    broker.send(topic, *(letter(str(number), user={"text": "a" * 10_000 + "x"}) for number in range(10)))
-    assert len(broker.take(SUBSCRIPTION)) == 10
+# Batches and transactions as a whole
+
+MEDIUM: Final = replace(STANDARD, rule_units=400_000, batch_bytes=STANDARD.batch_bytes * 10)
+"""A message of ``slow`` takes half of it. A batch of 30 has 3,000,000 units, enough for the rules of about 15."""
+
+
+def slow_topic(broker: Broker, path: str = "topic", **settings: Any) -> Address:
+    topic = broker.topic(path)
+    broker.subscription(topic=path, rule=sql(" OR ".join(["text LIKE '%x%'"] * 3 + ["text LIKE '%y%'"])), **settings)
+    return topic
+
+
+def slow(count: int, **fields: Any) -> list[NewMessage]:
+    """Return messages that match the rule of ``slow_topic``, which takes 200,000 units for each."""
+    return [letter(str(number), user={"text": "a" * 25_000 + "y"}, **fields) for number in range(count)]
+
+
+def test_e5_ordinary_full_batch_through_ten_rules_is_accepted() -> None:
+    broker = Broker(limits=replace(STANDARD, batch_bytes=MEDIUM.batch_bytes))
+    topic = broker.topic()
+    for number in range(10):
+        broker.subscription(f"s{number}", rule=sql(f"colour = 'red' AND n > 9 AND path LIKE '%/item-{number}/%'"))
+    message = letter("x", user={"colour": "red", "n": 10, "path": "/shop/item-3/"})
+    broker.send(topic, *[message] * STANDARD.messages_per_batch)
+    counts = [broker.info(Address.of("topic", f"s{number}")).message_count for number in range(10)]
+    assert counts == [STANDARD.messages_per_batch if number == 3 else 0 for number in range(10)]
+
+
+def test_e5_batch_beyond_its_budget_is_refused_as_a_whole() -> None:
+    broker = Broker(limits=MEDIUM)
+    topic = slow_topic(broker)
+    with pytest.raises(RuleBudgetExceededError, match=r"for a batch of 30 messages.*fewer messages at once"):
+        broker.send(topic, *slow(30))
+    with pytest.raises(RuleBudgetExceededError):
+        broker.namespace.check_send(topic, slow(30), broker.now_ms)
+    assert broker.info(SUBSCRIPTION).message_count == 0
+    broker.send(topic, *slow(3))  # each send has a budget of its own
+    broker.send(topic, *slow(3))
+    assert len(broker.take(SUBSCRIPTION)) == 6
+
+
+def test_e5_full_batch_through_many_rules_is_refused_without_evaluating_them() -> None:
+    broker = Broker()
+    topic = broker.topic()
+    subscription = broker.bare_subscription()
+    for number in range(1_000):
+        broker.add_rule(subscription, sql(f"text LIKE '%b{number}%'", f"r{number}"))
+    before = broker.namespace._router.work
+    with pytest.raises(RuleBudgetExceededError):
+        broker.send(topic, *[letter("x")] * STANDARD.messages_per_batch)
+    assert broker.namespace._router.work == before
+    broker.send(topic, *[letter("x")] * 100)
+
+
+def test_e5_copies_of_a_batch_are_counted() -> None:
+    broker = Broker()
+    topic = broker.topic()
+    for number in range(100):
+        broker.subscription(f"s{number}")
+    with pytest.raises(RuleBudgetExceededError, match="fewer subscriptions"):
+        broker.send(topic, *[letter("x")] * STANDARD.messages_per_batch)
+    broker.send(topic, *[letter("x")] * 100)
+    assert broker.info(Address.of("topic", "s99")).message_count == 100
+
+
+def test_e5_sends_of_a_transaction_share_a_budget() -> None:
+    broker = Broker(limits=MEDIUM)
+    topic, other = slow_topic(broker), slow_topic(broker, "other")
+    sends = [SendOperation(address, slow(20)) for address in (topic, other)]
+    with pytest.raises(RuleBudgetExceededError, match="transaction"):
+        broker.namespace.transact(sends, broker.now_ms)
+    assert broker.info(SUBSCRIPTION).message_count == 0
+
+
+def test_e5_messages_of_a_batch_beyond_its_budget_are_forwarded_later_in_order() -> None:
+    broker = Broker(limits=MEDIUM)
+    slow_topic(broker)
+    queue = broker.queue(forward_to="topic")
+    broker.send(queue, *slow(30))
+    waiting = broker.info(queue).message_count
+    assert 0 < waiting < 30
+    broker.send(queue, *slow(1))  # waits behind the others
+    assert broker.info(queue).message_count == waiting + 1
+    assert broker.namespace.tidy(broker.now_ms)  # not all at once
+    assert 0 < broker.info(queue).message_count < waiting
+    broker.restart()
+    broker.tidy()
+    assert broker.take(SUBSCRIPTION, 100) == [*map(str, range(30)), "0"]
+
+
+def test_e5_copies_of_a_batch_beyond_its_budget_are_forwarded_later() -> None:
+    broker = Broker(limits=MEDIUM)
+    slow_topic(broker, "second")
+    topic = broker.topic()
+    source = broker.subscription(forward_to="second")
+    broker.send(topic, *slow(30))
+    assert broker.info(source).message_count > 0
+    broker.tidy()
+    assert broker.take(Address.of("second", "sub"), 100) == [*map(str, range(30))]
+
+
+def test_e5_messages_with_sessions_beyond_the_budget_of_their_batch_are_dead_lettered() -> None:
+    broker = Broker(limits=MEDIUM)
+    slow_topic(broker)
+    queue = broker.queue(requires_session=True, forward_to="topic")
+    broker.send(queue, *slow(30, session_id="s"))
+    broker.tidy()
+    dead_letters = broker.peek(dead(queue))
+    assert {reason(found) for found in dead_letters} == {REASON}
+    assert len(broker.take(SUBSCRIPTION, 100)) + len(dead_letters) == 30
+
+
+def test_e5_scheduled_messages_that_are_due_at_once_are_activated_step_by_step() -> None:
+    broker = Broker(limits=MEDIUM)
+    topic = slow_topic(broker)
+    broker.send(topic, *slow(30, scheduled_ms=broker.now_ms + MINUTE))
+    broker.wait(MINUTE)
+    assert 20 < broker.info(topic).scheduled_count < 30
+    while broker.info(topic).scheduled_count:
+        assert broker.namespace.next_due_ms() is not None
+        broker.tidy()
+    assert broker.take(SUBSCRIPTION, 100) == [*map(str, range(30))]
 
 
 def test_e5_rules_see_the_sequence_number_of_a_message() -> None:

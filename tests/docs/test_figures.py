@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pytest
 
+from benchmarks import hostile
 from pairbus import MessagingFactorySettings, RetryPolicy, SendAvailabilityPairedNamespaceOptions, TokenProvider
 from pairbus.broker import STANDARD, Namespace, QueueDescription, router, rules
 from pairbus.broker import queue as broker_queue
@@ -209,6 +210,11 @@ FIGURES: Final[dict[str, Figures]] = {
         ("links of a connection | {} |", count(LIMITS.max_links_per_connection)),
         ("tokens of a connection | {} |", count(LIMITS.max_tokens_per_connection)),
         ("work of rules for one message | {} ms |", count(STANDARD.rule_units // 1_000_000)),
+        (
+            "for a batch or a transaction | {} times that, or {} ms for each message",
+            {str(router.BATCH_BUDGETS)},
+            {f"{router.BATCH_MESSAGE_UNITS / 1_000_000:g}"},
+        ),
         ("in memory for duplicate detection | {} |", count(STANDARD.duplicate_ids_in_memory)),
         ("not on disk yet is bounded to {}", size(connection._MOST_UNCONFIRMED_BYTES)),
         ("what it does not read to {}", size(connection._MOST_UNSENT_BYTES)),
@@ -229,6 +235,8 @@ FIGURES: Final[dict[str, Figures]] = {
         ),
         ("In {} phases", count(len(test_hostile_peers.PHASES))),
         ("{} more attacks use a valid key", count(len(test_hostile_peers.KNOWN))),
+        ("are confirmed within {} ms; run alone", count(int(hostile.GOAL_MS))),
+        ("of its {} kinds", count(len(hostile.KINDS))),
         ("makes {} guesses over", count(2 * sum(way.total for way in test_guessing_run.WAYS))),
         ("the console: {} are checked", count(2 * len(test_guessing_run.WAYS) * test_guessing_run.LOOKED_AT)),
         ("checked, {} for each name", count(test_guessing_run.LOOKED_AT)),
@@ -387,6 +395,10 @@ FIGURES: Final[dict[str, Figures]] = {
     ],
     "docs/reference/rules.md": [
         ("the default of `rule_units` is about {} milliseconds", count(STANDARD.rule_units // 1_000_000)),
+        ("or a transaction | {} times `rule_units`, or", count(router.BATCH_BUDGETS)),
+        ("have a budget together: {} times", count(router.BATCH_BUDGETS)),
+        ("`rule_units`, or {} units for each message", count(router.BATCH_MESSAGE_UNITS)),
+        ("message of a batch or a transaction | {} |", count(router.COPY_UNITS)),
         ("| a rule | {} |", count(rules._RULE_UNITS)),
         ("of an action that is applied | {} |", count(rules.EXPRESSION_UNITS)),
         ("property of a correlation filter | {} |", count(rules._PROPERTY_UNITS)),

@@ -15,9 +15,9 @@ import pytest
 from benchmarks.server import WITH_COMPILED_WIRE
 from benchmarks.transfer import COMPILED, HERE
 from tests.server.test_hostile_peers import (
+    COMES_BACK_BYTES,
     CONNECTIONS,
     HOSTILE,
-    LEFT_BYTES,
     Served,
     exchange,
     measured,
@@ -85,7 +85,7 @@ def test_e5_hostile_peers_do_not_affect_an_honest_client_of_the_compiled_build(
         for _ in range(CONNECTIONS):
             say(stack.enter_context(compiled.connect()), data)
         asyncio.run(exchange(compiled))
-    eventually(lambda: compiled.resident_bytes - before < LEFT_BYTES)  # as for all kinds together
+    eventually(lambda: compiled.resident_bytes - before < COMES_BACK_BYTES)
     asyncio.run(exchange(compiled))
 
 

@@ -11,7 +11,7 @@
     │       ├── MessageSizeExceededError
     │       ├── HeaderSizeExceededError
     │       ├── SessionRequiredError    a message without a session id for an entity that requires sessions
-    │       └── RuleBudgetExceededError a message that the rules of a topic take too long to evaluate
+    │       └── RuleBudgetExceededError a message, or a batch, that the rules of a topic take too long to evaluate
     ├── InvalidOperationError           unsupported by the entity: receive where it forwards, dead-letter twice …
     ├── EntityNotFoundError
     ├── EntityExistsError
@@ -78,7 +78,7 @@ class SessionRequiredError(InvalidMessageError):
 
 
 class RuleBudgetExceededError(InvalidMessageError):
-    """The rules of the topic need more work for the message than ``rule_units`` allows."""
+    """The rules of the topic need more work for the message, or for its batch, than ``rule_units`` allows."""
 
 
 class InvalidOperationError(BrokerError):

@@ -38,9 +38,9 @@ class Housekeeping:
         """Add a job that runs before all others."""
         self._jobs.appendleft(job)
 
-    def run(self, now_ms: int, steps: int) -> bool:
-        """Run up to ``steps`` steps; return whether there is more to do."""
-        while self._jobs and steps > 0:
+    def run(self, now_ms: int, steps: int, is_enough: Callable[[], bool]) -> bool:
+        """Run up to ``steps`` steps, or fewer if their work is enough; return whether there is more to do."""
+        while self._jobs and steps > 0 and not is_enough():
             steps -= 1
             if not self._jobs[0].step(now_ms):
                 self._jobs.popleft()
@@ -68,7 +68,7 @@ class DeletedEntity:
 
 
 class ForwardingJob:
-    """Forwards the messages that waited in a queue when its forwarding was enabled."""
+    """Forwards the messages that wait in a queue: since before its forwarding was enabled, or for lack of budget."""
 
     def __init__(
         self,
@@ -120,12 +120,15 @@ class Timekeeper:
         self._destination = destination
 
     def run(self, queue: Queue, at_ms: int, limit: int) -> int:
-        """Do what is due in a queue; return the number of steps done."""
+        """Do what is due in a queue; return the number of steps done, or ``limit`` if rules have worked enough."""
         done = 0
+        enough = self._router.work + self._context.limits.rule_units
         for _ in self._steps(queue, at_ms):
             done += 1
             if done >= limit:
                 break
+            if self._router.work > enough:
+                return limit
         return done
 
     def _steps(self, queue: Queue, at_ms: int) -> Iterator[None]:

@@ -44,7 +44,10 @@ class Limits:
     expression_characters: int = 1_024
     statements_per_action: int = 32
     rule_units: int = 50_000_000
-    """Work that rules may do for one message, all its copies together; a unit is about a nanosecond."""
+    """Work that rules may do for one message, all its copies together; a unit is about a nanosecond.
+
+    The messages of a batch or a transaction have twice as much together, or 100,000 for each if that is more.
+    """
 
     authorization_rules: int = 12
     entity_megabytes: tuple[int, ...] = (1024, 2048, 3072, 4096, 5120)

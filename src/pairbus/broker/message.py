@@ -129,6 +129,21 @@ class Record(NamedTuple):
     """True if it came from a backlog."""
 
 
+def placed(record: Record, sequence: int, enqueued_ms: int, body_id: int, shared: bool) -> Record:
+    """Return the record of a message as a queue stores it. ``_replace`` would take several times as long."""
+    (
+        _, _, expires_ms, size, _, message_id, session_id, partition_key, time_to_live_ms, scheduled_ms,
+        original_sequence, state, delivery_count, hops, _, source, amendments, returned,
+    ) = record  # fmt: skip
+    return Record._make(
+        (
+            sequence, enqueued_ms, expires_ms, size, body_id, message_id, session_id, partition_key, time_to_live_ms,
+            scheduled_ms, original_sequence or sequence, state, delivery_count, hops, shared, source, amendments,
+            returned,
+        )
+    )  # fmt: skip
+
+
 def partition_key_of(message: NewMessage | Record) -> str | None:
     """Return the key that ties a message to a partition, if it has one."""
     return message.partition_key if message.session_id is None else message.session_id

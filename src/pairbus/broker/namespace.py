@@ -24,7 +24,7 @@ from pairbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from pairbus.broker.entity import Entity, EntityInfo, ReceivableEntity, TopicEntity, entity_info
+from pairbus.broker.entity import Destination, Entity, EntityInfo, ReceivableEntity, TopicEntity, entity_info
 from pairbus.broker.errors import (
     EntityNotFoundError,
     InvalidOperationError,
@@ -124,7 +124,7 @@ class Namespace:
         self._limits = limits
         self._housekeeping = Housekeeping()
         self._catalogue = Catalogue(self._context, self._housekeeping)
-        self._router = Router(self._context, self._catalogue.find)
+        self._router = Router(self._context, self._catalogue.find, self._forward_later)
         self._quarantine = Quarantine(self._context, self._router, self._catalogue.owner_of)
         self._settlement = Settlement(self._context, self._router, self._quarantine, self._catalogue.holder_of)
         self._receiving = Receiving(self._context, self._settlement, self._quarantine)
@@ -164,7 +164,8 @@ class Namespace:
 
     def tidy(self, now_ms: int, steps: int = 1_000) -> bool:
         """Do part of the work that deletions and forwards have left; return whether there is more."""
-        return self._housekeeping.run(self.advance(now_ms), steps)
+        now_ms, enough = self.advance(now_ms), self._router.work + self._limits.rule_units
+        return self._housekeeping.run(now_ms, steps, lambda: self._router.work > enough)
 
     def take_woken(self) -> list[Address]:
         """Return the addresses at which something has become receivable since the last call."""
@@ -338,6 +339,12 @@ class Namespace:
         entity = self._lookup.sendable(address)
         size = check_send(entity, messages, self._limits)
         self._records.admit(size, len(messages) * entity.copies)
+        if len(messages) == 1:
+            return self._accept(entity, messages, now_ms)
+        with self._router.bounded(len(messages)):
+            return self._accept(entity, messages, now_ms)
+
+    def _accept(self, entity: Destination, messages: Sequence[NewMessage], now_ms: int) -> list[int | None]:
         if isinstance(entity, TopicEntity):
             return self._router.publish(entity, messages, now_ms)
         if entity.duplicates is not None and len(messages) > 1:
@@ -351,7 +358,8 @@ class Namespace:
         now_ms = self.advance(now_ms)
         entity = self._lookup.sendable(address)
         check_send(entity, messages, self._limits)
-        self._router.screen(entity, messages, now_ms)
+        with self._router.bounded(len(messages)):
+            self._router.screen(entity, messages, now_ms)
 
     def cancel_scheduled(self, address: Address, sequences: Sequence[int], now_ms: int) -> None:
         """Remove messages that still wait for their scheduled time, all or none."""
@@ -631,8 +639,9 @@ class Namespace:
         Free space is checked as if all sends came first: what the settlements free counts afterwards.
         """
         now_ms = self.advance(now_ms)
-        self._transaction.check(operations, now_ms)
-        return [self._transaction.perform(operation, now_ms) for operation in operations]
+        count = self._transaction.check(operations, now_ms)
+        with self._router.bounded(count):
+            return [self._transaction.perform(operation, now_ms) for operation in operations]
 
     def _check_session_id(self, session_id: str, holder: ReceivableEntity) -> None:
         check_text(session_id, "the session id", holder.full_path)
@@ -751,9 +760,13 @@ class Namespace:
         )
         for queue, target in targets:
             if target is not None and queue.ready_count:
-                self._housekeeping.add(
-                    ForwardingJob(self._router, self._quarantine, holder, queue, self._catalogue.is_alive)
-                )
+                self._add_forwarding(holder, queue)
+
+    def _forward_later(self, holder: ReceivableEntity) -> None:
+        self._add_forwarding(holder, holder.main)
+
+    def _add_forwarding(self, holder: ReceivableEntity, queue: Queue) -> None:
+        self._housekeeping.add(ForwardingJob(self._router, self._quarantine, holder, queue, self._catalogue.is_alive))
 
 
 def _page(entities: Iterable[Entity], skip: int, top: int | None) -> list[EntityInfo]:

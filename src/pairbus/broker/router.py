@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from pairbus.broker import errors
@@ -11,17 +12,37 @@ from pairbus.broker.descriptions import EntityDescription, QueueDescription, Top
 from pairbus.broker.entity import Destination, QueueEntity, ReceivableEntity, SubscriptionEntity, TopicEntity
 from pairbus.broker.errors import RuleBudgetExceededError
 from pairbus.broker.limits import MEGABYTE, UNLIMITED, Limits
-from pairbus.broker.message import NEVER, Amendments, MessageState, NewMessage, PropertyView, Record, partition_key_of
+from pairbus.broker.message import (
+    NEVER,
+    Amendments,
+    MessageState,
+    NewMessage,
+    PropertyView,
+    Record,
+    partition_key_of,
+    placed,
+)
 from pairbus.broker.ports import MessageEvent
 from pairbus.broker.queue import PARTITION_SHIFT, Queue, partition_of
 from pairbus.broker.rules import EXPRESSION_UNITS, BudgetSpentError, LazyView, Rule, RuleBudget, RuleSubject
 from pairbus.broker.sql import EvaluationError, PropertyChanges, SqlAction
 
+_ACTIVE: Final = MessageState.ACTIVE
+_SCHEDULED: Final = MessageState.SCHEDULED
 _UNPLACED: Final = 0
 """The sequence number or body id of a record that has none yet."""
 
 _AMENDMENT_UNITS: Final = 300
 """About how many nanoseconds it takes to copy one changed property."""
+
+COPY_UNITS: Final = 5_000
+"""About how many nanoseconds it takes to store a copy of a message in a subscription."""
+
+BATCH_BUDGETS: Final = 2
+"""How many times ``rule_units`` all messages of a batch or a transaction may take together."""
+
+BATCH_MESSAGE_UNITS: Final = 100_000
+"""Work that each message of a batch may take in any case: a full batch through ten ordinary rules is accepted."""
 
 
 class Placement(NamedTuple):
@@ -65,13 +86,53 @@ class Publication(NamedTuple):
 class Router:
     """Decides where messages go, and writes them. Only ``screen`` and ``publish`` raise: the rest is checked before."""
 
-    def __init__(self, context: BrokerContext, find: Callable[[str], Destination | None]) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        find: Callable[[str], Destination | None],
+        forward_later: Callable[[ReceivableEntity], object],
+    ) -> None:
+        """``forward_later`` is called with an entity in which a message is about to wait until it is forwarded."""
         self._context = context
         self._find = find
+        self._forward_later = forward_later
         self._forwards = 0
         """Forwards of the current message so far, all its copies together."""
         self._budget = RuleBudget()
         """Work that rules may still do for the current message, all its copies together."""
+        self._granted = 0
+        """Work that rules could do for the current message at first."""
+        self._earlier_work = 0
+        """Work done for the messages before, and for storing copies of the current one."""
+        self._late_at = UNLIMITED
+        """Value of ``work`` from which the current batch or transaction has used up its budget."""
+
+    # Work
+
+    @property
+    def work(self) -> int:
+        """Return the units of work that rules, and the copies that they produce, have taken since the start."""
+        return self._earlier_work + self._granted - self._budget.units
+
+    @contextmanager
+    def bounded(self, messages: int) -> Iterator[None]:
+        """Bound the work for so many messages of one batch or transaction together."""
+        self._late_at = self.work + self._batch_units(messages)
+        try:
+            yield
+        finally:
+            self._late_at = UNLIMITED
+
+    def _batch_units(self, messages: int) -> int:
+        return max(BATCH_BUDGETS * self._context.limits.rule_units, messages * BATCH_MESSAGE_UNITS)
+
+    @property
+    def _is_late(self) -> bool:
+        return self.work > self._late_at
+
+    def _unless_late(self, units: int) -> int:
+        """Return the budget for forwarding a message that was accepted: what cannot wait is dead-lettered then."""
+        return 0 if self._is_late else units
 
     # Messages from senders
 
@@ -106,9 +167,31 @@ class Router:
 
     def _prepare_all(self, topic: TopicEntity, messages: Sequence[NewMessage], now_ms: int) -> list[Publication | None]:
         """Number messages and apply the rules to them, without writing anything."""
+        if len(messages) > 1:
+            self._expect_budget(topic, messages, now_ms)
         seen: set[str] = set()
         units = self._context.limits.rule_units
-        return [self._prepare(topic, message, seen, units, now_ms) for message in messages]
+        prepared = []
+        for message in messages:
+            if self._is_late:
+                raise self._batch_error(topic, len(messages))
+            prepared.append(self._prepare(topic, message, seen, units, now_ms))
+        return prepared
+
+    def _expect_budget(self, topic: TopicEntity, messages: Sequence[NewMessage], now_ms: int) -> None:
+        """Raise ``RuleBudgetExceededError`` if the rules take too long whatever the messages are, before trying."""
+        evaluated = sum(not message.ping and not _is_scheduled(message, now_ms) for message in messages)
+        units = sum(subscription.rules.units for subscription in topic.subscriptions.values())
+        if self.work + evaluated * units > self._late_at:
+            raise self._batch_error(topic, len(messages))
+
+    def _batch_error(self, topic: TopicEntity, messages: int) -> RuleBudgetExceededError:
+        return RuleBudgetExceededError(
+            f"the rules of '{topic.path}' take more than {self._batch_units(messages)} units of work for a batch of"
+            f" {messages} messages, or for the transaction that it belongs to: send fewer messages at once, or give the"
+            " topic fewer subscriptions or simpler rules",
+            topic.path,
+        )
 
     def _prepare(
         self, topic: TopicEntity, message: NewMessage, seen: set[str], units: int, now_ms: int
@@ -122,12 +205,13 @@ class Router:
             if key in seen or duplicates.seen(key, now_ms):
                 return None
             seen.add(key)
-        is_scheduled = message.scheduled_ms is not None and message.scheduled_ms > now_ms
+        is_scheduled = _is_scheduled(message, now_ms)
         record = _record(topic, message, _next_sequence(topic, message), _UNPLACED, is_scheduled, now_ms)
         view = LazyView(self._look_into, message.body)
         self._begin(units)
         copies = None if is_scheduled else self._apply_rules(topic, record, view)
-        return Publication(record, key, copies, view, self._budget.units)
+        left = min(self._budget.units, self._context.limits.rule_units)
+        return Publication(record, key, copies, view, left)
 
     def _issue(
         self, topic: TopicEntity, message: NewMessage, publication: Publication | None, now_ms: int
@@ -142,7 +226,7 @@ class Router:
         if copies is None:
             topic.intake.add(record._replace(body_id=self._context.bodies.keep(message.body, 1)))
         else:
-            self._begin(units)
+            self._begin(self._unless_late(units))
             self._admit(self._fan_out(copies, view, now_ms), message.body, now_ms)
         return record.sequence
 
@@ -158,15 +242,15 @@ class Router:
             self._drop(entity, _draft(message, now_ms))
             return None
         body = message.body
-        is_scheduled = message.scheduled_ms is not None and message.scheduled_ms > now_ms
-        stays = is_scheduled or not _forwards(entity)
+        is_scheduled = _is_scheduled(message, now_ms)
+        stays = is_scheduled or not _forwards(entity) or self._waits(entity)
         body_id = self._context.bodies.keep(body, 1) if stays else _UNPLACED
         record = _record(entity, message, _next_sequence(entity, message), body_id, is_scheduled, now_ms)
         self._register(entity, message, record, key, now_ms)
         if stays:
             entity.main.add(record)
         else:
-            self._begin(self._context.limits.rule_units)
+            self._begin(self._unless_late(self._context.limits.rule_units))
             placements = self._arrive(entity, record, LazyView(self._look_into, body), now_ms)
             self._admit(placements, body, now_ms)
         return record.sequence
@@ -190,7 +274,8 @@ class Router:
     def _begin(self, units: int) -> None:
         """Start with another message, for which rules may do that much work."""
         self._forwards = 0
-        self._budget.units = units
+        self._earlier_work = self.work
+        self._granted = self._budget.units = units
 
     def transfer(
         self, via: ReceivableEntity, entity: Destination | None, message: NewMessage, now_ms: int
@@ -277,14 +362,24 @@ class Router:
     # Decisions: each returns the placements of one message
 
     def _arrive(self, holder: ReceivableEntity, record: Record, view: LazyView, now_ms: int) -> list[Placement]:
-        if _forwards(holder):
+        if _forwards(holder) and not self._waits(holder):
             return self._forward(holder, record, view, now_ms)
         if holder.description.requires_session and record.session_id is None:
             failure = Failure(errors.NO_SESSION_ID, f"'{holder.full_path}' requires sessions")
             return self._to_dead_letters(holder, record, failure, view, now_ms)
         expires_ms = expires_at(record.time_to_live_ms, holder.description, now_ms)
-        pin = _partition_pin(holder, record)
-        return [Placement(holder.main, record._replace(expires_ms=expires_ms, delivery_count=0), pin)]
+        if record.expires_ms != expires_ms or record.delivery_count:
+            record = record._replace(expires_ms=expires_ms, delivery_count=0)
+        return [Placement(holder.main, record, _partition_pin(holder, record))]
+
+    def _waits(self, holder: ReceivableEntity) -> bool:
+        """Return whether a message that is to be forwarded waits in its entity until the background work forwards it:
+        the batch or transaction has used up its budget. The next messages wait behind it.
+        """
+        if not self._is_late or holder.main.sessions is not None:  # nothing forwards from sessions later
+            return False
+        self._forward_later(holder)
+        return True
 
     def _release(self, topic: TopicEntity, record: Record, view: LazyView, now_ms: int) -> list[Placement]:
         """Apply the rules to a message that was accepted earlier; if they take too long, dead-letter it in every
@@ -315,7 +410,7 @@ class Router:
             record = record._replace(time_to_live_ms=time_to_live_ms)
         candidate = RuleSubject(record, view, self._budget)
         try:
-            return [
+            copies = [
                 copy
                 for subscription in topic.subscriptions.values()
                 for copy in self._copies(subscription, record, candidate)
@@ -327,6 +422,8 @@ class Router:
                 " give the message shorter properties, or the topic fewer or simpler rules",
                 topic.path,
             ) from None
+        self._earlier_work += COPY_UNITS * len(copies)
+        return copies
 
     def _copies(self, subscription: SubscriptionEntity, record: Record, candidate: RuleSubject) -> Iterator[Copy]:
         """Yield one copy for all matching rules without an action, and one for each matching rule with an action."""
@@ -472,16 +569,10 @@ class Router:
             partition = record.sequence >> PARTITION_SHIFT if stays else _spread(queue, pin)
             sequence = queue.next_sequence(partition)
             queue.note_sequence(sequence)
-            placed = record._replace(
-                sequence=sequence,
-                enqueued_ms=now_ms,
-                original_sequence=record.original_sequence or sequence,
-                body_id=body_id,
-                shared=shared,
-            )
-            queue.add(placed)
+            arrived = placed(record, sequence, now_ms, body_id, shared)
+            queue.add(arrived)
             if self._context.event_sink is not None:
-                self._context.event_sink.note(MessageEvent.ROUTED, queue.address, placed)
+                self._context.event_sink.note(MessageEvent.ROUTED, queue.address, arrived)
 
     def _is_duplicate(self, entity: Destination, message: NewMessage | Record, now_ms: int) -> bool:
         key = _duplicate_key(entity, message)
@@ -508,6 +599,10 @@ class Router:
             return self._context.view(body)
         except Exception as error:
             raise EvaluationError(f"the message cannot be decoded: {error}") from error
+
+
+def _is_scheduled(message: NewMessage, now_ms: int) -> bool:
+    return message.scheduled_ms is not None and message.scheduled_ms > now_ms
 
 
 def _budget_failure(error: RuleBudgetExceededError) -> Failure:
@@ -611,20 +706,21 @@ def _record(
     entity: Destination, message: NewMessage, sequence: int, body_id: int, is_scheduled: bool, now_ms: int
 ) -> Record:
     """Return the record of a message that an entity accepts."""
+    body, message_id, session_id, partition_key, time_to_live_ms, scheduled_ms, _, _, returned = message
     return Record(
         sequence,
         now_ms,
-        NEVER if is_scheduled else expires_at(message.time_to_live_ms, entity.description, now_ms),
-        len(message.body),
+        NEVER if is_scheduled else expires_at(time_to_live_ms, entity.description, now_ms),
+        len(body),
         body_id,
-        message.message_id,
-        message.session_id,
-        message.partition_key,
-        message.time_to_live_ms,
-        message.scheduled_ms,
+        message_id,
+        session_id,
+        partition_key,
+        time_to_live_ms,
+        scheduled_ms,
         sequence,
-        MessageState.SCHEDULED if is_scheduled else MessageState.ACTIVE,
-        returned=message.returned,
+        _SCHEDULED if is_scheduled else _ACTIVE,
+        returned=returned,
     )
 
 

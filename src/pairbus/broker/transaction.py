@@ -128,7 +128,8 @@ class Transaction:
         self._router = router
         self._settlement = settlement
 
-    def check(self, operations: Sequence[TransactionOperation], now_ms: int) -> None:
+    def check(self, operations: Sequence[TransactionOperation], now_ms: int) -> int:
+        """Raise an error if one of the operations cannot be executed; return the number of messages."""
         limits = self._context.limits
         check_list(operations, "operations")
         if not all(isinstance(operation, SendOperation | SettleOperation) for operation in operations):
@@ -145,9 +146,11 @@ class Transaction:
         if sends:
             size = sum(len(message.body) for send in sends for message in send.messages)
             self._context.records.admit(size, sum(self._records_of(send) for send in sends))
-        for send in sends:
-            if send.via is None:
-                self._router.screen(self._lookup.sendable(send.address), send.messages, now_ms)
+        with self._router.bounded(count):
+            for send in sends:
+                if send.via is None:
+                    self._router.screen(self._lookup.sendable(send.address), send.messages, now_ms)
+        return count
 
     def perform(self, operation: TransactionOperation, now_ms: int) -> list[int | None]:
         if isinstance(operation, SettleOperation):

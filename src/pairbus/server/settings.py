@@ -161,7 +161,9 @@ class Settings:
     )
     rule_budget_ms: int = field(
         default=STANDARD.rule_units // _UNITS_PER_MS,
-        metadata=_about("milliseconds of work, about, that the rules of a topic may do for one message"),
+        metadata=_about(
+            "milliseconds of work, about, that the rules of a topic may do for one message; twice as much for a batch"
+        ),
     )
     max_duplicate_ids_in_memory: int = field(
         default=STANDARD.duplicate_ids_in_memory,

@@ -45,6 +45,8 @@ _MESSAGE: Final = struct.Struct(">BBBBIIqqqqQQHHHHI")
 _HEAD: Final = _MESSAGE.size
 _NO_TIME: Final = -1
 _NO_TEXT: Final = 0xFFFF
+_NOTHING_ELSE: Final[tuple[tuple[int, ...], bytes]] = (_NO_TEXT, _NO_TEXT, _NO_TEXT, 0), b""
+"""The lengths, and the encoded parts, of a message that has none of them but its id."""
 _STATES: Final = tuple(MessageState)
 _NUMBER: Final = struct.Struct(">BQ")
 
@@ -60,31 +62,39 @@ class RecordFormatError(ValueError):
 
 
 def encode_record(record: Record) -> bytes:
-    message_id = record.message_id.encode("utf-8", "surrogatepass")
-    session_id = _encode_text(record.session_id)
-    partition_key = _encode_text(record.partition_key)
-    source = _encode_text(record.dead_letter_source)
-    amendments = b"" if record.amendments is None else encode_amendments(record.amendments)
+    (
+        _, enqueued_ms, expires_ms, size, body_id, message_id, session_id, partition_key, time_to_live_ms, scheduled_ms,
+        original_sequence, state, delivery_count, hops, shared, source, amendments, returned,
+    ) = record  # fmt: skip
+    encoded_id = message_id.encode("utf-8", "surrogatepass")
+    lengths, rest = _NOTHING_ELSE
+    if session_id is not None or partition_key is not None or source is not None or amendments is not None:
+        lengths, rest = _encode_rest((session_id, partition_key, source), amendments)
     head = _pack(
         VERSION,
-        record.state,
-        min(record.hops, 255),
-        record.shared | record.returned << 1,
-        record.delivery_count,
-        record.size,
-        record.enqueued_ms,
-        record.expires_ms,
-        _NO_TIME if record.time_to_live_ms is None else record.time_to_live_ms,
-        _NO_TIME if record.scheduled_ms is None else record.scheduled_ms,
-        record.body_id,
-        record.original_sequence,
-        len(message_id),
-        _NO_TEXT if session_id is None else len(session_id),
-        _NO_TEXT if partition_key is None else len(partition_key),
-        _NO_TEXT if source is None else len(source),
-        len(amendments),
+        state,
+        min(hops, 255),
+        shared | returned << 1,
+        delivery_count,
+        size,
+        enqueued_ms,
+        expires_ms,
+        _NO_TIME if time_to_live_ms is None else time_to_live_ms,
+        _NO_TIME if scheduled_ms is None else scheduled_ms,
+        body_id,
+        original_sequence,
+        len(encoded_id),
+        *lengths,
     )
-    return b"".join((head, message_id, session_id or b"", partition_key or b"", source or b"", amendments))
+    return head + encoded_id + rest
+
+
+def _encode_rest(texts: tuple[str | None, ...], amendments: Amendments | None) -> tuple[tuple[int, ...], bytes]:
+    """Encode what most messages do not have; return the lengths of the parts, and the parts."""
+    encoded = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
+    changes = b"" if amendments is None else encode_amendments(amendments)
+    lengths = (*(_NO_TEXT if text is None else len(text) for text in encoded), len(changes))
+    return lengths, b"".join(text or b"" for text in encoded) + changes
 
 
 def decode_record(sequence: int, data: bytes) -> Record:
@@ -137,10 +147,6 @@ def _decode_record(sequence: int, data: bytes) -> Record:
         amendments,
         bool(flags & 2),
     )
-
-
-def _encode_text(text: str | None) -> bytes | None:
-    return None if text is None else text.encode("utf-8", "surrogatepass")
 
 
 def encode_amendments(amendments: Amendments) -> bytes:
