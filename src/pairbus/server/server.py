@@ -302,8 +302,8 @@ class NamespaceServer:
         crowded = partial(BusyProtocol, _too_many_of_one(settings.max_connections_per_address), host.now_ms)
         listener = Listener(
             host.loop,
-            lambda secure: ProtocolSniffer(
-                services, lambda: HttpProtocol(http, state, {}, services), crowded, secure=secure
+            lambda accepted, secure: ProtocolSniffer(
+                services, lambda: HttpProtocol(http, state, {}, services), accepted, secure=secure
             ),
             self._tls(),
             lambda: host.throttle.admit("connections", connection_count()),
@@ -311,6 +311,8 @@ class NamespaceServer:
             services.unproven,
             services.limits.handshake_timeout_s,
             lambda: counters.limits.update(handshake_timeout_s=1),
+            services.addresses,
+            crowded,
         )
         if self._faults is not None:
             listener.crash_point = partial(self._faults.crash, CrashComponent.LISTENER)
