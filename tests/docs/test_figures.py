@@ -332,9 +332,9 @@ FIGURES: Final[dict[str, Figures]] = {
     "docs/how-to/tokens.md": [
         ("RSA keys have at least {} bits", count(jwt._LEAST_RSA_BITS)),
         ("at most {} in the future", ms(jwt.LEEWAY_MS)),
-        ("and again {}. A token", seconds(jwt.REFRESH_S)),
+        ("a URL every {}", seconds(jwt.REFRESH_S)),
         ("read again: a URL at most {}", seconds(jwt._URL_PAUSE_S)),
-        ("may count for up to {};", seconds(jwt.REFRESH_S)),
+        ("at least {} apart", seconds(jwt._URL_PAUSE_S)),
         ("is limited to {}, and must arrive within {}", size(jwt.MAX_BYTES), seconds(jwt.TIMEOUT_S)),
     ],
     "docs/how-to/know-what-it-costs.md": [
