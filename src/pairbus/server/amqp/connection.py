@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pairbus.broker import Address, Right, SessionLockLostError
 from pairbus.dialect.conditions import ServiceBusCondition
@@ -165,8 +165,8 @@ class ServerConnection:
         """Parsed events that have not been handled yet."""
         self._answers = 0
         """Number of responses, which may be large, that wait for the commit or are being sent."""
-        self._is_computing = False
-        """True while the worker thread decodes the content of the first event."""
+        self._computing: Future[Any] | None = None
+        """The work on the worker thread for the first event, for which all events wait."""
         self._pace = Pace(services.turns)
         self._flushes_soon = self._is_lost = False
         self._held: set[Node] = set()
@@ -313,7 +313,7 @@ class ServerConnection:
         """True while the peer reads the responses to its requests, no request is being decoded, and the namespace is
         not being loaded. If that takes too long, requests are answered with *server busy*.
         """
-        if self._is_computing or (self.host.committer.is_loading and not self.host.is_stalled):
+        if self._computing is not None or (self.host.committer.is_loading and not self.host.is_stalled):
             return False
         return self._engine.is_closed or (self._is_writable and self._answers < _MAX_ANSWERS)
 
@@ -372,6 +372,8 @@ class ServerConnection:
                 timer.cancel()
         for node in [*self._nodes.values()]:
             self._forget(node.link)
+        if self._computing is not None:
+            self._computing.cancel()  # nothing could be done with the result
         # References back to the connection would keep it in memory until the garbage collector runs.
         self._engine.abandon()
         self.on_proven = lambda: None
@@ -448,17 +450,16 @@ class ServerConnection:
 
         ``work`` must not access anything that the event loop uses.
         """
-        self._is_computing = True
-        future = self._services.worker.submit(work)
+        future = self._computing = self._services.worker.submit(work)
         future.add_done_callback(self._computed)
         return future
 
-    def _computed(self, _future: Future[T]) -> None:
+    def _computed(self, _future: Future[Any]) -> None:
         with suppress(RuntimeError):  # the loop was closed meanwhile
             self.host.loop.call_soon_threadsafe(self.guard, self._end_computing)
 
     def _end_computing(self) -> None:
-        self._is_computing = False
+        self._computing = None
         if not self._is_lost and not self._has_turn_left:
             self._begin_turn()
 
