@@ -39,8 +39,8 @@ from pairbus.ledger import events as ledger_events
 from pairbus.pairing import backlog, entity, events, pair, report, reporter, route
 from pairbus.pairing import session_order as order
 from pairbus.pairing.syphon import IDLE_POLLS_PER_PEEK, SyphonSettings, destination
-from pairbus.server import Settings, dispatcher, jwt, listener, outbox, peer_limits, turns
-from pairbus.server.amqp import connection, producer, requests, services
+from pairbus.server import Settings, dispatcher, jwt, listener, outbox, peer_limits, turns, websocket
+from pairbus.server.amqp import connection, node, producer, requests, services
 from pairbus.server.amqp.requests import RequestNode
 from pairbus.server.connection_limits import ConnectionLimits
 from pairbus.server.http import answers, body, protocol
@@ -212,6 +212,18 @@ FIGURES: Final[dict[str, Figures]] = {
         ("in memory for duplicate detection | {} |", count(STANDARD.duplicate_ids_in_memory)),
         ("not on disk yet is bounded to {}", size(connection._MOST_UNCONFIRMED_BYTES)),
         ("what it does not read to {}", size(connection._MOST_UNSENT_BYTES)),
+        ("that are not on disk yet; then it is not read | {} |", size(connection._MOST_UNCONFIRMED_BYTES)),
+        ("then it is not read either | {} |", size(connection._MOST_UNSENT_BYTES)),
+        ("the session window of a link; then it is detached | {} |", size(node._MAX_WAITING_BYTES)),
+        (
+            "before the first token | {} |",
+            size(protocol._AMQP_FRAME_BYTES + LIMITS.unproven_connection_bytes),
+        ),
+        ("the largest message and {} |", size(websocket._ENVELOPE_BYTES)),
+        ("open transactions of a connection | {} |", count(node._MAX_OPEN)),
+        ("in the open transactions of a connection | {}, or", size(node._MAX_BYTES)),
+        ("a transaction may be open | {} |", {f"{node._TIMEOUT_MS // 1_000} s"}),
+        ("logins at the console | {} |", count(auth._MAX_SESSIONS)),
         ("one address with one key name | {} |", count(peer_limits.BY_KEY.burst)),
         ("one address with all key names | {} |", count(peer_limits.BY_ADDRESS.burst)),
         ("| 20 | {} responses a second |", count(peer_limits.BY_KEY.per_second)),

@@ -311,6 +311,7 @@ def test_only_so_many_refusals_are_answered_at_a_time(full: RunningNamespace, mo
     silent = [socket.create_connection(("127.0.0.1", full.port)) for _ in range(listener._MOST_REFUSALS)]
     eventually(lambda: refusals(full) == listener._MOST_REFUSALS)
     assert reported(full) is None
+    assert full._running._running.services.counters.limits["busy_responses"] == 1
     for stream in silent:
         stream.close()
     eventually(lambda: refusals(full) == 0)

@@ -79,6 +79,8 @@ def _begins(data: bytes, word: bytes) -> bool:
 
 _log = logging.getLogger(__name__)
 
+_HANDSHAKE_TIMEOUT: Final = "handshake_timeout_s"
+
 REFUSE_WITHIN_S: Final = 5.0
 """Timeout of the response to a connection that is refused."""
 
@@ -114,7 +116,7 @@ class ProtocolSniffer(asyncio.Protocol):
         self._timer = self._services.host.loop.call_later(within_s, self._time_out)
 
     def _time_out(self) -> None:
-        self._services.counters.limits["handshake_timeout_s"] += 1
+        self._services.counters.limits[_HANDSHAKE_TIMEOUT] += 1
         if self._transport is not None:
             self._transport.abort()
 
@@ -255,11 +257,11 @@ class Listener:
         make_refusal: MakeRefusal | None = None,
         unproven: UnprovenConnections | None = None,
         handshake_timeout_s: float = ConnectionLimits().handshake_timeout_s,
-        on_timeout: Callable[[], object] = lambda: None,
+        count: Callable[[str], object] = lambda _limit: None,
         addresses: AddressLimit | None = None,
         make_crowded: MakeRefusal | None = None,
     ) -> None:
-        """``on_timeout`` is called for each connection that sends nothing, or does not end the handshake, in time.
+        """``count`` is called for each connection that reaches a limit, with the name of that.
 
         ``make_crowded`` is like ``make_refusal``, for the connections that ``addresses`` refuses.
         """
@@ -272,7 +274,7 @@ class Listener:
         self._crowded = _Refusals(make_crowded, "too many connections of one address")
         self._unproven = UnprovenConnections(now_s=loop.time) if unproven is None else unproven
         self._handshake_timeout_s = handshake_timeout_s
-        self._on_timeout = on_timeout
+        self._count = count
         self._sockets: list[socket.socket] = []
         self._bound: list[tuple[str, int]] = []
         """Addresses and ports to listen on."""
@@ -495,7 +497,7 @@ class Listener:
             async with asyncio.timeout(self._handshake_timeout_s):
                 await self._connect(partial(self._make_protocol, accepted, secure), accepted, secure=secure)
         except TimeoutError:
-            self._on_timeout()
+            self._count(_HANDSHAKE_TIMEOUT)
             _log.info('handshake failed peer=%s error="timed out"', peer)
             self._discard(accepted)
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
@@ -529,6 +531,7 @@ class Listener:
             make is not None,
         )
         if make is None:
+            self._count("busy_responses")
             accepted.close()
         else:
             accepted.setblocking(False)
@@ -559,7 +562,7 @@ class Listener:
         return accepted.recv(1, socket.MSG_PEEK)
 
     def _time_out(self, accepted: socket.socket) -> None:
-        self._on_timeout()
+        self._count(_HANDSHAKE_TIMEOUT)
         self._drop(accepted)
 
     def _drop(self, accepted: socket.socket) -> None:

@@ -319,7 +319,7 @@ class NamespaceServer:
             refuse,
             services.unproven,
             services.limits.handshake_timeout_s,
-            lambda: counters.limits.update(handshake_timeout_s=1),
+            lambda limit: counters.limits.update({limit: 1}),
             services.addresses,
             crowded,
         )

@@ -138,7 +138,7 @@ class ServerConnection:
         self.meter = services.meter
         """Counts billed operations; ``None`` if they are not metered."""
         self.claims = Claims(services.limits.max_tokens_per_connection)
-        self.replies = Replies()
+        self.replies = Replies(services.counters)
         self.transactions = Transactions(services.host)
         self._services = services
         self._stopwatch = services.stopwatch
@@ -168,14 +168,14 @@ class ServerConnection:
         self._computing: Future[Any] | None = None
         """The work on the worker thread for the first event, for which all events wait."""
         self._pace = Pace(services.turns)
-        self._flushes_soon = self._is_lost = False
         self._held: set[Node] = set()
         """Nodes whose messages wait for the session window."""
         self._confirmations: list[tuple[Delivery, object]] = []
         self._unconfirmed_bytes = self._confirming_bytes = 0
         self._is_writable = self._is_reading = True
-        self._has_turn_left = False
-        """True if the next turn is scheduled."""
+        self._reached = ""  # the limit for which the peer is not read
+        self._flushes_soon = self._is_lost = False
+        self._has_turn_left = False  # true if the next turn is scheduled
         self._probation = Probation()
         self.on_proven: Callable[[], object] = lambda: None
         """Called when the peer has shown a valid key or token."""
@@ -826,18 +826,22 @@ class ServerConnection:
 
     def _throttle_reading(self) -> None:
         """Stop reading from a peer that sends faster than the disk, or that does not read."""
-        is_overloaded = (
-            self._unconfirmed_bytes > _MOST_UNCONFIRMED_BYTES
-            or self._transport.get_write_buffer_size() > _MOST_UNSENT_BYTES
-            or bool(self._events)
-            or bool(self._unread)
-        )
+        reached = self._reached_limit()
+        if reached and reached != self._reached:
+            self.counters.limits[reached] += 1
+        self._reached = reached
+        is_overloaded = bool(reached) or bool(self._events) or bool(self._unread)
         if is_overloaded is self._is_reading and not self._is_lost:
             self._is_reading = not is_overloaded
             if is_overloaded:
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+
+    def _reached_limit(self) -> str:
+        if self._unconfirmed_bytes > _MOST_UNCONFIRMED_BYTES:
+            return "unconfirmed_bytes"
+        return "unread_bytes" if self._transport.get_write_buffer_size() > _MOST_UNSENT_BYTES else ""
 
     def _keep_alive(self) -> None:
         """Send heartbeats, and abort the connection if the peer sends none."""
