@@ -248,6 +248,8 @@ FIGURES: Final[dict[str, Figures]] = {
         ("everything that it opened, within {}:", seconds(test_revocation.WITHIN_S)),
     ],
     "docs/explanation/reconciliation.md": [
+        ("until it can: up to {} of them", size(outbox.MOST_BYTES)),
+        ("at most {} in memory. It drops", count(LedgerSettings().most_waiting)),
         ("ledger is read from {} before the range", span(reconciliation.CLOCK_SLACK)),
         ("last {} minutes in which something happened", count(reconcile_events._LAST_MINUTES)),
     ],
@@ -380,6 +382,7 @@ FIGURES: Final[dict[str, Figures]] = {
     ],
     "docs/reference/ledger.md": [
         ("`pairbus.ledger.version`. It is {};", count(columns.VERSION)),
+        ("at most {} in memory) were reached", count(LedgerSettings().most_waiting)),
         ("| units of {}, each message", size(ledger_events.UNIT_BYTES)),
     ],
     "docs/reference/pairing.md": [
