@@ -25,12 +25,14 @@ def pause() -> None:
     time.sleep(_PAUSE_S)
 
 
-def eventually(condition: Callable[[], Found[T]], *, step: Callable[[], object] = pause) -> T:
+def eventually(
+    condition: Callable[[], Found[T]], limit_s: float = DEADLINE_S, *, step: Callable[[], object] = pause
+) -> T:
     """Take ``step`` after ``step`` until ``condition`` is true, and return what it returned; fail at the deadline."""
-    deadline_s = time.monotonic() + DEADLINE_S
+    deadline_s = time.monotonic() + limit_s
     while not (value := condition()):
         if time.monotonic() > deadline_s:
-            pytest.fail(f"still not so after {DEADLINE_S:.0f} s", pytrace=True)
+            pytest.fail(f"still not so after {limit_s:.0f} s", pytrace=True)
         step()
     return value
 

@@ -8,6 +8,7 @@ import select
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from http.client import HTTPConnection, HTTPSConnection
@@ -251,13 +252,15 @@ def test_sessions_expire_when_idle_and_after_the_maximum_time() -> None:
 
 
 def test_sessions_are_limited() -> None:
-    sessions = ConsoleLogins()
+    limits: Counter[str] = Counter()
+    sessions = ConsoleLogins(limits)
     first = sessions.open("first", lambda: Grant("", frozenset()), 0)
     for _ in range(1_000):
         last = sessions.open("other", lambda: Grant("", frozenset()), 0)
     assert len(sessions) <= 200
     assert sessions.find(first.id, 0) is None
     assert sessions.find(last.id, 0) is last
+    assert limits["console_logins"] == 801
 
 
 def test_repr_of_a_session_has_no_secret() -> None:

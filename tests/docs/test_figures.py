@@ -40,8 +40,8 @@ from pairbus.ledger import events as ledger_events
 from pairbus.pairing import backlog, entity, events, pair, report, reporter, route
 from pairbus.pairing import session_order as order
 from pairbus.pairing.syphon import IDLE_POLLS_PER_PEEK, SyphonSettings, destination
-from pairbus.server import Settings, dispatcher, jwt, listener, outbox, peer_limits, turns
-from pairbus.server.amqp import connection, producer, requests, services
+from pairbus.server import Settings, dispatcher, jwt, listener, outbox, peer_limits, turns, websocket
+from pairbus.server.amqp import connection, node, producer, requests, services
 from pairbus.server.amqp.requests import RequestNode
 from pairbus.server.connection_limits import ConnectionLimits
 from pairbus.server.http import answers, call, protocol
@@ -218,6 +218,18 @@ FIGURES: Final[dict[str, Figures]] = {
         ("in memory for duplicate detection | {} |", count(STANDARD.duplicate_ids_in_memory)),
         ("not on disk yet is bounded to {}", size(connection._MOST_UNCONFIRMED_BYTES)),
         ("what it does not read to {}", size(connection._MOST_UNSENT_BYTES)),
+        ("that are not on disk yet; then it is not read | {} |", size(connection._MOST_UNCONFIRMED_BYTES)),
+        ("then it is not read either | {} |", size(connection._MOST_UNSENT_BYTES)),
+        ("the session window of a link; then it is detached | {} |", size(node._MAX_WAITING_BYTES)),
+        (
+            "before the first token | {} |",
+            size(protocol._AMQP_FRAME_BYTES + LIMITS.unproven_connection_bytes),
+        ),
+        ("the largest message and {} |", size(websocket._ENVELOPE_BYTES)),
+        ("open transactions of a connection | {} |", count(node._MAX_OPEN)),
+        ("in the open transactions of a connection | {}, or", size(node._MAX_BYTES)),
+        ("a transaction may be open | {} |", {f"{node._TIMEOUT_MS // 1_000} s"}),
+        ("logins at the console | {} |", count(auth._MAX_SESSIONS)),
         ("one address with one key name | {} |", count(peer_limits.BY_KEY.burst)),
         ("one address with all key names | {} |", count(peer_limits.BY_ADDRESS.burst)),
         ("| 20 | {} responses a second |", count(peer_limits.BY_KEY.per_second)),
@@ -244,6 +256,8 @@ FIGURES: Final[dict[str, Figures]] = {
         ("everything that it opened, within {}:", seconds(test_revocation.WITHIN_S)),
     ],
     "docs/explanation/reconciliation.md": [
+        ("until it can: up to {} of them", size(outbox.MOST_BYTES)),
+        ("at most {} in memory. It drops", count(LedgerSettings().most_waiting)),
         ("ledger is read from {} before the range", span(reconciliation.CLOCK_SLACK)),
         ("last {} minutes in which something happened", count(reconcile_events._LAST_MINUTES)),
     ],
@@ -340,9 +354,9 @@ FIGURES: Final[dict[str, Figures]] = {
     "docs/how-to/tokens.md": [
         ("RSA keys have at least {} bits", count(jwt._LEAST_RSA_BITS)),
         ("at most {} in the future", ms(jwt.LEEWAY_MS)),
-        ("and again {}. A token", seconds(jwt.REFRESH_S)),
+        ("a URL every {}", seconds(jwt.REFRESH_S)),
         ("read again: a URL at most {}", seconds(jwt._URL_PAUSE_S)),
-        ("may count for up to {};", seconds(jwt.REFRESH_S)),
+        ("at least {} apart", seconds(jwt._URL_PAUSE_S)),
         ("is limited to {}, and must arrive within {}", size(jwt.MAX_BYTES), seconds(jwt.TIMEOUT_S)),
     ],
     "docs/how-to/know-what-it-costs.md": [
@@ -376,6 +390,7 @@ FIGURES: Final[dict[str, Figures]] = {
     ],
     "docs/reference/ledger.md": [
         ("`pairbus.ledger.version`. It is {};", count(ledger_events.VERSION)),
+        ("at most {} in memory) were reached", count(LedgerSettings().most_waiting)),
         ("| units of {}, each message", size(ledger_events.UNIT_BYTES)),
     ],
     "docs/reference/pairing.md": [

@@ -17,6 +17,7 @@ from pairbus.ledger import LIVES, OPERATIONS, Ledger, LedgerSettings
 from pairbus.ledger.journal import read_journal
 from pairbus.ledger.schema import LedgerFileName
 from tests.ledger.entries import (
+    HOUR_MS,
     NAMESPACE,
     START_MS,
     counts_of,
@@ -30,6 +31,8 @@ from tests.waiting import eventually
 
 SETTINGS: Final = LedgerSettings(flush_s=0.01, retry_s=0.02, most_waiting=1_000, most_operations=200)
 AT_A_TIME: Final = 100
+_STANDARD_STREAMS: Final = 3
+"""With a limit of so many descriptors no file can be opened."""
 
 
 class Lines(logging.Handler):
@@ -127,6 +130,33 @@ def what_is_too_much_is_counted(directory: Path) -> None:
     assert ledger.status.events_missed == status.events_missed
 
 
+def descriptors_run_out(directory: Path) -> None:
+    """Files that are open are written; what needs another file waits until one can be opened."""
+    ledger = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
+    ledger.write_events(events_from(0, AT_A_TIME))
+    eventually(lambda: ledger.status.events_written == AT_A_TIME)
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_STANDARD_STREAMS, most))
+    next_hour_ms = START_MS + HOUR_MS
+    for number in range(AT_A_TIME, 4 * AT_A_TIME, AT_A_TIME):
+        ledger.write_events(events_from(number, AT_A_TIME, next_hour_ms))
+    ledger.write_operations(START_MS, [(key_of(0), counts_of(0))], 0)
+    eventually(lambda: ledger.status.error)
+    assert ledger.status.events_waiting == 3 * AT_A_TIME
+    assert ledger.status.events_missed == 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
+    eventually(lambda: ledger.status.events_written == 4 * AT_A_TIME and not ledger.status.error)
+    ledger.close()
+    rows = sorted(read_ledger(directory, LIVES), key=lambda row: row["ordinal"])
+    later = events_from(AT_A_TIME, 3 * AT_A_TIME, next_hour_ms)
+    assert rows == [*map(event_row, events_from(0, AT_A_TIME)), *map(event_row, later)]
+    expect_operations(directory, 1)
+    begun, ended = LOG.lines
+    assert begun.startswith(f"ERROR ledger write failed, queueing in memory directory={directory} ")
+    assert "Too many open files" in begun
+    assert ended == f"WARNING ledger writes resumed directory={directory}"
+
+
 def no_room_to_close(directory: Path) -> None:
     """The Parquet file does not fit: the journal stays readable, and is converted later."""
     ledger = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
@@ -169,7 +199,8 @@ def full_disk(directory: Path) -> None:
 
 
 SCENES: Final[dict[str, Callable[[Path], None]]] = {
-    scene.__name__: scene for scene in (nothing_is_lost, what_is_too_much_is_counted, no_room_to_close)
+    scene.__name__: scene
+    for scene in (nothing_is_lost, what_is_too_much_is_counted, descriptors_run_out, no_room_to_close)
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Full disks: nothing is half-written, queued rows are kept or counted, and writing resumes when there is space."""
+"""Full disks, and no descriptor left: nothing is half-written, queued rows are kept or counted, and writing resumes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ledger.full_child import SCENES
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_rows_are_kept_while_files_cannot_grow(tmp_path: Path, scene: str) -> None:
+def test_rows_are_kept_while_files_cannot_grow_or_be_opened(tmp_path: Path, scene: str) -> None:
     run("full_child", scene, tmp_path)
 
 

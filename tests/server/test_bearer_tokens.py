@@ -19,7 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
 from pairbus.broker import QueueDescription
+from pairbus.server.errors import InvalidCredentialsError
 from pairbus.testing import RunningNamespace, running_namespace
+from tests.server.amqp.wire_client import WireClient
 
 ISSUER = "https://issuer.example/contoso"
 AUDIENCE = "https://servicebus.azure.net"
@@ -36,7 +38,7 @@ class Issued:
 
     def get_token(self, *_scopes: str, **_: Any) -> AccessToken:
         expires = int(time.time()) + 600
-        claims = {"iss": self.issuer, "aud": AUDIENCE, "exp": expires, "roles": self.roles}
+        claims = {"iss": self.issuer, "aud": AUDIENCE, "exp": expires, "roles": self.roles, "appid": "cafe"}
         return AccessToken(jwt.encode(claims, self.key, "ES256", headers={"kid": "one"}), expires)
 
 
@@ -93,6 +95,21 @@ def test_owner_role_grants_managing(contoso: RunningNamespace) -> None:
     other = ServiceBusAdministrationClient(host, sender, connection_verify=str(contoso.ca_file))
     with other, pytest.raises(ClientAuthenticationError):
         other.get_queue("made")
+
+
+def test_e5_issuer_whose_tokens_an_address_has_shown_is_known_there(contoso: RunningNamespace) -> None:
+    """Guesses of many key names do not keep its clients out."""
+    guesses = contoso._running._running.services.guesses
+    token = Issued("Send").get_token().token
+    with WireClient(contoso.port).open() as client:
+        node = client.requests("$cbs")
+        assert client.put_token("sb://localhost/orders", token, node).status == 202
+        for number in range(200):
+            guesses.failed("127.0.0.1", f"key {number}", "amqp", InvalidCredentialsError("wrong"))
+        try:
+            assert client.put_token("sb://localhost/orders", token, node).status == 202
+        finally:
+            guesses._buckets.clear()
 
 
 def test_jwt_is_refused_without_a_configured_issuer() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import resource
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from threading import Thread
+from typing import Any, Final
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
@@ -30,6 +34,7 @@ from pairbus.server.process import new_event_loop
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import ACCEPTED, Error
 from tests.server.amqp.wire_client import DEADLINE_S, WireClient, connect, messages_in, text_message
+from tests.server.served_process import served_process
 from tests.waiting import eventually
 
 BUSY = "com.microsoft:server-busy"
@@ -54,7 +59,7 @@ def taken(namespace: RunningNamespace) -> Iterator[None]:
 
 
 def refusals(namespace: RunningNamespace) -> int:
-    return len(namespace._running._running._listener._refusing)
+    return len(namespace._running._running._listener._refusals.tasks)
 
 
 def denied(namespace: RunningNamespace) -> int:
@@ -201,9 +206,101 @@ def test_e5_connections_of_one_address_are_limited(tls: bool) -> None:
             assert error is not None
             assert error.condition == BUSY
             assert "your address" in (error.description or "")
-        eventually(lambda: not contoso._running._running.services.addresses._counts)
+        eventually(lambda: not counted(contoso))
         with connect(contoso) as client:
             client.sender("orders")
+
+
+def counted(namespace: RunningNamespace) -> int:
+    """Return how many connections count for their addresses."""
+    return namespace._running._running.services.addresses._counts.total()
+
+
+@pytest.mark.parametrize("say", [silence, half_a_preface, half_a_request, half_an_exchange, half_a_handshake])
+def test_e5_connections_count_for_their_address_whatever_their_phase(say: Callable[[RunningNamespace], bytes]) -> None:
+    with running_namespace(queues=["orders"], max_connections_per_address=2) as contoso, ExitStack() as stack:
+        peers = [open_peer(contoso, stack, say(contoso)) for _ in range(2)]
+        eventually(lambda: counted(contoso) == 2)
+        error = reported(contoso)
+        assert error is not None
+        assert "your address" in (error.description or "")
+        for peer in peers:
+            peer.close()
+        eventually(lambda: not counted(contoso))
+        with connect(contoso) as client:
+            client.sender("orders")
+
+
+def open_peer(namespace: RunningNamespace, stack: ExitStack, data: bytes) -> socket.socket:
+    peer = stack.enter_context(socket.create_connection(("127.0.0.1", namespace.port), timeout=DEADLINE_S))
+    peer.sendall(data)
+    return peer
+
+
+ENDED: dict[str, tuple[bytes, dict[str, Any]]] = {
+    "timeout of silence": (b"", {"handshake_timeout_s": 0.2}),
+    "timeout of half a handshake": (b"\x16\x03\x01", {"handshake_timeout_s": 0.2}),
+    "timeout of half a preface": (b"AM", {"handshake_timeout_s": 0.2}),
+    "failed handshake": (b"\x16\x03\x01\x00\x05hello", {}),
+    "unknown protocol": (b"SSH-2.0-OpenSSH_9\r\n", {}),
+    "protocol violation": (b"AMQP\x00\x09\x09\x09", {}),
+}
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, new_event_loop], ids=["asyncio", "best"])
+@pytest.mark.parametrize("end", ENDED)
+def test_e5_connection_that_the_server_closes_no_longer_counts_for_its_address(
+    end: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    data, settings = ENDED[end]
+    with (
+        running_namespace(max_connections_per_address=100, new_loop=new_loop, **settings) as contoso,
+        ExitStack() as stack,
+    ):
+        peers = [open_peer(contoso, stack, data) for _ in range(3)]
+        for peer in peers:
+            read_to_end(peer)
+        eventually(lambda: not counted(contoso))
+
+
+@pytest.mark.parametrize("say", [silence, half_an_exchange, half_a_handshake])
+def test_e5_evicted_connection_no_longer_counts_for_its_address(say: Callable[[RunningNamespace], bytes]) -> None:
+    with (
+        running_namespace(queues=["orders"], max_connections=2, max_connections_per_address=100) as contoso,
+        ExitStack() as stack,
+    ):
+        peers = [open_peer(contoso, stack, say(contoso)) for _ in range(6)]
+        eventually(lambda: sum(is_closed(peer) for peer in peers) == 4)
+        eventually(lambda: counted(contoso) == unproven_count(contoso) == 2)
+        for peer in peers:
+            peer.close()
+        eventually(lambda: not counted(contoso))
+
+
+# Descriptors run out
+
+
+FREE: Final = 10
+"""How many more descriptors the server may open."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the limits of another process can be set on Linux")
+@pytest.mark.parametrize("data", [b"", b"AMQP\x03\x01\x00\x00"], ids=["silence", "half an exchange"])
+def test_e5_connections_without_a_key_are_closed_when_descriptors_run_out(tmp_path: Path, data: bytes) -> None:
+    options = ("--data", tmp_path / "data", "--handshake-timeout-s", 600, "--token-timeout-s", 600)
+    with served_process(tmp_path, *options) as served, served.connect() as first, ExitStack() as stack:
+        link = first.sender("orders")
+        pid = served.process.pid
+        most = max(int(each.name) for each in Path(f"/proc/{pid}/fd").iterdir()) + 1 + FREE
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+        for _ in range(4 * FREE):
+            peer = stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=DEADLINE_S))
+            peer.sendall(data)
+        eventually(lambda: served.lines("accept failed"))
+        with served.connect() as second:
+            assert second.send(second.sender("orders"), text_message("two")) == ACCEPTED
+        assert first.send(link, text_message("one")) == ACCEPTED
 
 
 # Cost of refusals
@@ -214,6 +311,7 @@ def test_only_so_many_refusals_are_answered_at_a_time(full: RunningNamespace, mo
     silent = [socket.create_connection(("127.0.0.1", full.port)) for _ in range(listener._MOST_REFUSALS)]
     eventually(lambda: refusals(full) == listener._MOST_REFUSALS)
     assert reported(full) is None
+    assert full._running._running.services.counters.limits["busy_responses"] == 1
     for stream in silent:
         stream.close()
     eventually(lambda: refusals(full) == 0)

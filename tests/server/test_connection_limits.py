@@ -41,6 +41,7 @@ from pairbus.wire import (
 )
 from pairbus.wire.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER
 from pairbus.wire.performatives import SaslInit, Transfer
+from tests.server.amqp.test_failed_commits import Peer, Stage, play
 from tests.server.amqp.wire_client import DEADLINE_S, WireClient, connect, messages_in, text_message
 from tests.server.http.site import entry
 from tests.waiting import eventually
@@ -471,3 +472,45 @@ def test_unproven_peer_on_a_websocket_is_bounded(data: bytes) -> None:
             stream.sendall(data)
         said(stream)
         eventually(lambda: metric(namespace, "pairbus_unproven_bytes") == 0)
+        assert denied(namespace, "web_socket_frame_bytes") == (data == FRAMES["a large frame"])
+
+
+# What a connection may have under way.
+
+
+def is_read(peer: Peer) -> bool:
+    return peer.connection._is_reading
+
+
+def test_connection_with_many_unconfirmed_bytes_is_not_read_until_they_are_stored() -> None:
+    async def scene(stage: Stage) -> None:
+        peer = await stage.peer()
+        link = await peer.sender()
+        stage.shut()
+        sent = [peer.begin_send(link, text_message(bytes(250_000))) for _ in range(40)]
+        limits = stage.services.counters.limits
+        await peer.until(lambda: limits["unconfirmed_bytes"])
+        assert not is_read(peer)
+        stage.store.gate.set()
+        assert [await peer.outcome(delivery) for delivery in sent] == [ACCEPTED] * 40
+        assert is_read(peer)
+        assert limits["unconfirmed_bytes"] < 5, "it is counted when it is reached, and not with each message"
+
+    play(scene)
+
+
+def test_connection_with_many_unread_bytes_is_not_read_until_its_peer_reads() -> None:
+    async def scene(stage: Stage) -> None:
+        peer = await stage.peer()
+        link = await peer.sender()
+        peer.transport.unsent_bytes = 5_000_000
+        assert await peer.send(link, "one") == ACCEPTED
+        limits = stage.services.counters.limits
+        assert limits["unread_bytes"] == 1
+        assert not is_read(peer)
+        peer.transport.unsent_bytes = 0
+        assert await peer.send(link, "two") == ACCEPTED
+        assert is_read(peer)
+        assert limits["unread_bytes"] == 1
+
+    play(scene)

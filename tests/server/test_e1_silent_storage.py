@@ -37,7 +37,7 @@ SMALL_STORE: Final = 40 * MEGABYTE
 BEGUN: Final = 5
 """Sends in progress when the server is stopped."""
 
-MARGIN_S: Final = 18.0
+MARGIN_S: Final = 6.0
 """A stop takes ``drain_s`` and about a second; the rest is for a machine that many tests share."""
 
 

@@ -8,13 +8,15 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.client import HTTPConnection
+from itertools import product
 
 import pytest
 
 from pairbus.dialect.sas import make_sas_token
 from pairbus.server.errors import InvalidCredentialsError, ServerBusyError
-from pairbus.server.peer_limits import BY_ADDRESS, BY_KEY, LoginLimiter
+from pairbus.server.peer_limits import BY_ADDRESS, BY_KEY, AddressLimit, LoginLimiter
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import SaslCode, plain
 from tests.server.amqp.wire_client import DEADLINE_S, WireClient, connect
@@ -51,6 +53,54 @@ def test_e5_ten_thousand_attempts_of_one_address_are_bounded_in_rate(names: int)
     rate = BY_KEY if names == 1 else BY_ADDRESS
     assert looked_at <= rate.burst + rate.per_second * took_s + 1
     assert took_s > 900
+
+
+def test_e5_spellings_of_a_key_name_share_their_attempts() -> None:
+    """Keys are found whatever the case of their name."""
+    spellings = ["".join(letters) for letters in product(*zip("rootkey", "ROOTKEY", strict=True))]
+    guesses = LoginLimiter(lambda: 1_000.0)
+    looked_at = 0
+    for spelling in spellings:
+        with suppress(ServerBusyError):
+            guesses.check("1.2.3.4", spelling, "amqp")
+            guesses.failed("1.2.3.4", spelling, "amqp", WRONG)
+            looked_at += 1
+    assert looked_at == BY_KEY.burst + 8
+
+
+def test_e5_known_key_is_known_in_each_spelling() -> None:
+    guesses = LoginLimiter(Clock())
+    guesses.succeeded("1.2.3.4", "App")
+    for number in range(1_000):
+        guesses.failed("1.2.3.4", f"key {number}", "amqp", WRONG)
+    guesses.check("1.2.3.4", "aPP", "amqp")
+
+
+@pytest.mark.parametrize(
+    ("address", "other", "is_same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:0:8000::", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2", True),
+        ("::ffff:1.2.3.4", "1.2.3.4", True),
+        ("::ffff:1.2.3.4", "1.2.3.5", False),
+        ("1.2.3.4", "1.2.3.5", False),
+    ],
+)
+def test_e5_addresses_of_a_network_share_their_limits(address: str, other: str, is_same: bool) -> None:
+    guesses = LoginLimiter(Clock())
+    for _ in range(int(BY_KEY.burst) + 8):
+        guesses.failed(address, "key", "amqp", WRONG)
+    is_refused = False
+    try:
+        guesses.check(other, "key", "amqp")
+    except ServerBusyError:
+        is_refused = True
+    assert is_refused is is_same
+    connections = AddressLimit(1)
+    assert connections.add("one", address)
+    assert connections.add("other", other) is not is_same
 
 
 def test_e5_attempts_that_do_not_wait_for_responses_are_refused_unchecked() -> None:

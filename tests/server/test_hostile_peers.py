@@ -56,6 +56,8 @@ MEASURES = Path("/proc/self/status").exists()
 CONNECTIONS = 200
 MEGABYTE = 1024 * 1024
 COMES_BACK_BYTES = 20 * MEGABYTE
+RETURNED_WITHIN_S = 30.0
+"""Time for the memory to be returned to the system: a few seconds, unless the machine is busy."""
 AT_ONCE_BYTES = 100 * MEGABYTE
 LEFT_BYTES = 40 * MEGABYTE
 """At the end of the module: some 24 MB, what the allocator of a process that has done all this keeps."""
@@ -278,7 +280,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         start = process.resident_bytes if MEASURES else 0
         yield process
         if MEASURES:
-            eventually(lambda: process.resident_bytes - start < LEFT_BYTES)
+            eventually(lambda: process.resident_bytes - start < LEFT_BYTES, RETURNED_WITHIN_S)
 
 
 def visit(served: Served) -> None:
@@ -367,7 +369,7 @@ def test_e5_hostile_peers_do_not_affect_an_honest_client_and_release_memory(
             say(unproven_peer, data)
         asyncio.run(exchange(served))
         assert served.resident_bytes - before < AT_ONCE_BYTES
-    eventually(lambda: served.resident_bytes - before < COMES_BACK_BYTES)
+    eventually(lambda: served.resident_bytes - before < COMES_BACK_BYTES, RETURNED_WITHIN_S)
     asyncio.run(exchange(served))
 
 
@@ -390,7 +392,7 @@ def test_e5_sends_are_accepted_again_after_a_flood_has_passed_the_memory_thresho
             for _ in range(FLOOD):
                 say(stack.enter_context(process.connect()), HOSTILE["an unfinished WebSocket frame"]())
             eventually(lambda: metric(process, 'pairbus_facet_denying{facet="memory"}'))
-        eventually(lambda: not metric(process, 'pairbus_facet_denying{facet="memory"}'))
+        eventually(lambda: not metric(process, 'pairbus_facet_denying{facet="memory"}'), RETURNED_WITHIN_S)
         asyncio.run(exchange(process))
 
 
@@ -409,7 +411,7 @@ def test_e5_memory_stays_bounded_while_peers_come_faster_than_they_are_served(tm
                     say(stack.enter_context(process.connect()), data)
                 asyncio.run(exchange(process))
                 assert process.resident_bytes - before < AT_ONCE_BYTES + COMES_BACK_BYTES, kind
-        eventually(lambda: process.resident_bytes - before < COMES_BACK_BYTES)
+        eventually(lambda: process.resident_bytes - before < COMES_BACK_BYTES, RETURNED_WITHIN_S)
 
 
 # Peers that send a byte at a time.
@@ -693,4 +695,4 @@ def test_e3_greedy_client_does_not_affect_others(served: Served, kind: str) -> N
     before = served.resident_bytes
     KNOWN[kind](served)
     asyncio.run(exchange(served))
-    eventually(lambda: served.resident_bytes - before < COMES_BACK_BYTES)
+    eventually(lambda: served.resident_bytes - before < COMES_BACK_BYTES, RETURNED_WITHIN_S)

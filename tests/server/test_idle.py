@@ -481,7 +481,7 @@ def test_socket_without_data_is_closed_after_half_a_minute(stage: Stage) -> None
     async def scenario() -> None:
         listener = Listener(
             stage.loop,
-            lambda secure: stage.reception(secure=secure),
+            lambda _accepted, secure: stage.reception(secure=secure),
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH),
             lambda: True,
         )

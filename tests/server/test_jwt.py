@@ -772,6 +772,19 @@ def test_a8_new_key_is_found_in_a_file(file: Path) -> None:
     with_keys(file, rotate)
 
 
+def test_e5_key_that_is_no_longer_in_the_file_is_not_trusted(file: Path) -> None:
+    async def remove(keys: SigningKeys) -> None:
+        changes: list[bool] = []
+        signer = JwtVerifier(keys, ISSUER)(token(), NOW_MS).signer
+        keys.on_changed.add(lambda: changes.append(keys.trusts(signer)))
+        replace(file, document(*(jwk(kind, kind) for kind in ("P-256", "RSA"))))
+        await eventually_async(lambda: changes == [True])
+        replace(file, document(jwk("RSA", "P-256")))
+        await eventually_async(lambda: changes == [True, False])
+
+    with_keys(file, remove)
+
+
 def replace(file: Path, content: bytes) -> None:
     """Replace a file atomically."""
     other = file.with_suffix(".new")

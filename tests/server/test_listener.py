@@ -37,7 +37,7 @@ class Passes:
         self._number += 1
         self._loop.call_soon(self._pass)
 
-    def make_protocol(self, _secure: bool) -> asyncio.Protocol:
+    def make_protocol(self, _accepted: socket.socket, _secure: bool) -> asyncio.Protocol:
         self.handed_over.append(self._number)
         return _Kept(self.transports)
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any, Final
 
+import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
 from websocket import ABNF, WebSocketConnectionClosedException, create_connection
 
 from pairbus.dialect.sas import make_sas_token
@@ -20,6 +25,7 @@ from tests.console.site import Person
 from tests.server.amqp.wire_client import DEADLINE_S, WireClient, text_message
 from tests.server.http.site import entry
 from tests.server.test_hostile_peers import Served, authorized, prepare
+from tests.waiting import eventually
 
 WITHIN_S: Final = 5.0
 """The promise: from the answer to the change until nothing that the key has opened goes on."""
@@ -34,7 +40,10 @@ RIGHTS: Final = "".join(f"<AccessRights>{right}</AccessRights>" for right in ("M
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("revocation") / "contoso") as process:
+    directory = tmp_path_factory.mktemp("revocation")
+    publish(directory, SPARE)
+    options = ("--jwt-issuer", ISSUER, "--jwt-keys", str(directory / KEY_FILE))
+    with Served(directory / "contoso", *options) as process:
         asyncio.run(prepare(process))
         manage(
             process,
@@ -113,6 +122,56 @@ def delete_entity_key(served: Served) -> None:
 
 def regenerate_entity_key(served: Served) -> None:
     manage(served, "PUT", "/orders", queue("another"), If_Match="*")
+
+
+# Keys of an issuer, in a file.
+
+ISSUER: Final = "https://issuer.example/contoso"
+KEY_FILE: Final = "keys.json"
+APP, SPARE, ANOTHER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
+
+
+def publish(directory: Path, *keys: ec.EllipticCurvePrivateKey, key_id: str = NAME) -> None:
+    """Replace the key file; the first key has the id."""
+    ids = (key_id, "another")
+    listed = [
+        {**ECAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": each}
+        for each, key in zip(ids, keys, strict=False)
+    ]
+    fresh = directory / "fresh.json"
+    fresh.write_text(json.dumps({"keys": listed}), encoding="utf-8")
+    fresh.replace(directory / KEY_FILE)
+
+
+def jwt_token() -> str:
+    claims = {"iss": ISSUER, "aud": "https://servicebus.azure.net", "exp": FAR_S, "roles": ["Manage"], "appid": NAME}
+    return jwt.encode(claims, APP, "ES256", headers={"kid": NAME})
+
+
+@contextmanager
+def issuer_key(served: Served) -> Iterator[None]:
+    publish(served._data.parent, APP, SPARE)
+    eventually(lambda: http_status(served, jwt_token()) == 200)
+    yield
+    publish(served._data.parent, SPARE, key_id="spare")
+
+
+def http_status(served: Served, authorization: str) -> int:
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=DEADLINE_S)
+    connection.request("GET", "/orders", headers={"Authorization": authorization})
+    response = connection.getresponse()
+    response.read()
+    connection.close()
+    return response.status
+
+
+def remove_issuer_key(served: Served) -> None:
+    publish(served._data.parent, SPARE, key_id="spare")
+
+
+def replace_issuer_key(served: Served) -> None:
+    """Publish another key under the same id."""
+    publish(served._data.parent, ANOTHER, SPARE)
 
 
 # Ways in.
@@ -243,10 +302,11 @@ def by_token(
     entity: str = "orders",
     tokens: int = 1,
     opening: Open = sending,
+    token: str = "",
 ) -> Opened:
     client = stack.enter_context(wire_client(served, None, transport)).open()
     node = client.requests("$cbs")
-    token = make_sas_token(f"sb://localhost/{entity}", NAME, "secret", FAR_S)
+    token = token or make_sas_token(f"sb://localhost/{entity}", NAME, "secret", FAR_S)
     for path in (entity, *(f"{entity}/{number}" for number in range(1, tokens))):
         answer = client.put_token(f"sb://localhost/{path}", token, node)
         if answer.status != 202:
@@ -286,6 +346,27 @@ def by_management_link(served: Served, stack: ExitStack) -> Opened:
     return by_token(served, stack, opening=managing)
 
 
+def by_jwt(served: Served, stack: ExitStack) -> Opened:
+    return by_token(served, stack, token=jwt_token())
+
+
+def by_jwt_in_a_web_socket(served: Served, stack: ExitStack) -> Opened:
+    return by_token(served, stack, over_web_socket, token=jwt_token())
+
+
+def by_jwt_over_tls(served: Served, stack: ExitStack) -> Opened:
+    return by_token(served, stack, over_tls, token=jwt_token())
+
+
+def by_jwt_receiver(served: Served, stack: ExitStack) -> Opened:
+    return by_token(served, stack, opening=receiving, token=jwt_token())
+
+
+def by_management_jwt(served: Served, stack: ExitStack) -> Opened:
+    opened = management(f"Bearer {jwt_token()}", served, stack)
+    return replace(opened, until_over=lambda: eventually(lambda: not opened.works()))
+
+
 def management(authorization: str, served: Served, stack: ExitStack) -> Opened:
     """An open connection, on which each request shows the credential."""
     connection = HTTPConnection("127.0.0.1", served.port, timeout=DEADLINE_S)
@@ -316,8 +397,17 @@ def by_management_token(served: Served, stack: ExitStack) -> Opened:
 
 
 def by_console(served: Served, _stack: ExitStack) -> Opened:
+    return console(served, key_name=NAME, key="secret")
+
+
+def by_console_with_a_token(served: Served, _stack: ExitStack) -> Opened:
+    token = make_sas_token("sb://localhost/", NAME, "secret", FAR_S)
+    return console(served, connection_string=f"Endpoint=sb://localhost/;SharedAccessSignature={token}")
+
+
+def console(served: Served, **credential: str) -> Opened:
     person = Person(served.port)
-    if person.post("/console/login", key_name=NAME, key="secret").status != 303:
+    if person.post("/console/login", **credential).status != 303:
         raise RefusedError
 
     def until_over() -> None:
@@ -352,6 +442,7 @@ NAMESPACE_WAYS: Final[tuple[Way, ...]] = (
     by_management_key,
     by_management_token,
     by_console,
+    by_console_with_a_token,
     by_live_page,
 )
 ENTITY_WAYS: Final[tuple[Way, ...]] = (
@@ -362,9 +453,17 @@ ENTITY_WAYS: Final[tuple[Way, ...]] = (
     by_management_link,
     by_management_token,
 )
+ISSUER_WAYS: Final[tuple[Way, ...]] = (
+    by_jwt,
+    by_jwt_in_a_web_socket,
+    by_jwt_over_tls,
+    by_jwt_receiver,
+    by_management_jwt,
+)
 CASES: Final = [
     *((way, namespace_key, change) for way in NAMESPACE_WAYS for change in (delete_key, regenerate_key)),
     *((way, entity_key, change) for way in ENTITY_WAYS for change in (delete_entity_key, regenerate_entity_key)),
+    *((way, issuer_key, change) for way in ISSUER_WAYS for change in (remove_issuer_key, replace_issuer_key)),
 ]
 
 

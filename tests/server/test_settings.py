@@ -56,6 +56,7 @@ def test_every_setting_can_be_set_in_every_source(tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "data": "d", "name": "n", "host": "h", "port": [1, 2], "tls_cert": "c", "tls_key": "k", "tier": "premium",
         "key_name": "kn", "key": "secret", "jwt_issuer": "i", "jwt_audience": "a", "jwt_keys": "j",
+        "jwt_refresh_s": 90.0,
         "allow_any_jwt": True, "idle_timeout_s": 5, "drain_s": 0.5, "max_connections": 9,
         "max_connections_per_address": 4, "max_token_minutes": 60, "max_store_gb": 7,
         "max_sessions_per_connection": 15, "max_links_per_connection": 16, "max_tokens_per_connection": 17,

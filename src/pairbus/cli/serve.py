@@ -138,7 +138,7 @@ def _try_ports(settings: Settings) -> None:
         return
     listener = Listener(
         asyncio.get_running_loop(),
-        lambda _is_secure: asyncio.Protocol(),
+        lambda _accepted, _is_secure: asyncio.Protocol(),
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
         lambda: False,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -168,7 +169,9 @@ class ConsoleLogin:
 class ConsoleLogins:
     """All sessions of a server, in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Counter[str] | None = None) -> None:
+        """``limits`` counts the logins that are closed to make room for others."""
+        self._limits: Counter[str] = Counter() if limits is None else limits
         self._logins: dict[str, ConsoleLogin] = {}
         """In the order of their last use."""
         self._server_id = secrets.token_urlsafe(_SERVER_ID_BYTES)
@@ -203,7 +206,9 @@ class ConsoleLogins:
 
     def _make_room(self, now_ms: int) -> None:
         for login in [*self._logins.values()]:
-            if login.is_expired(now_ms) or len(self._logins) >= _MAX_SESSIONS:
+            is_expired = login.is_expired(now_ms)
+            if is_expired or len(self._logins) >= _MAX_SESSIONS:
+                self._limits["console_logins"] += not is_expired
                 del self._logins[login.id]
 
 
@@ -212,7 +217,7 @@ class ConsoleAuth:
 
     def __init__(self, services: AmqpServices, namespace: str) -> None:
         self._services = services
-        self._logins = ConsoleLogins()
+        self._logins = ConsoleLogins(services.counters.limits)
         # Browsers share cookies among the ports of a host, so each namespace of a machine needs its own cookie.
         self._cookie = f"pairbus-{namespace}"
 

@@ -24,6 +24,9 @@ _SUBSCRIPTIONS: Final = "subscriptions"
 _NO_RULE: Final = AuthorizationRule(name="none", rights=(), primary_key="?" * 44, secondary_key="?" * 44)
 """Stands in for a key that does not exist, so that the response time does not reveal which names do."""
 
+Trusts = Callable[[str], bool]
+"""Returns whether the signing key with this fingerprint is still one of the issuer's."""
+
 VerifyJwt = Callable[[str, int], "Grant"]
 """Takes a JWT and the time; returns the grant, with a path of ``""``, or raises ``UnauthorizedError``."""
 
@@ -47,6 +50,9 @@ class Grant:
 
     key: str = field(default="", compare=False, repr=False)
     """The value of that key; empty if it was not granted by one of our keys."""
+
+    signer: str = field(default="", compare=False)
+    """The fingerprint of the issuer's key that signed a JWT; empty if it was not granted by one."""
 
     def allows(self, path: str, right: Right, now_ms: int) -> bool:
         return (
@@ -75,14 +81,19 @@ class Authorizer:
     """Checks tokens and keys against the authorization rules of the namespace and its entities."""
 
     def __init__(
-        self, host: NamespaceHost, verify_jwt: VerifyJwt | None = None, max_token_ms: int | None = None
+        self,
+        host: NamespaceHost,
+        verify_jwt: VerifyJwt | None = None,
+        max_token_ms: int | None = None,
+        trusts: Trusts | None = None,
     ) -> None:
         """Check tokens for ``host``. ``max_token_ms`` limits the remaining validity of a token; ``None`` means no
-        limit.
+        limit. ``trusts`` checks the key that signed a JWT again.
         """
         self._host = host
         self._verify_jwt = verify_jwt
         self._max_token_ms = max_token_ms
+        self._trusts = trusts
 
     def admit(self, token: str, path: str) -> Grant:
         """Return the grant of a token for a path within the namespace; raises ``UnauthorizedError``.
@@ -112,6 +123,8 @@ class Authorizer:
 
     def holds(self, grant: Grant) -> bool:
         """Return whether the key that proved a grant still exists and still gives all of its rights."""
+        if grant.signer:
+            return self._trusts is None or self._trusts(grant.signer)
         if not grant.key:
             return True
         address = None if grant.entity is None else Address.of(grant.entity)

@@ -56,5 +56,14 @@ LIMIT_NAMES: Final = (
     "values",
     "http_head_bytes",
     "http_body_bytes",
+    "web_socket_frame_bytes",
+    "busy_responses",
+    "waiting_response_bytes",
+    "unconfirmed_bytes",
+    "unread_bytes",
+    "open_transactions",
+    "transaction_bytes",
+    "transaction_timeout_s",
+    "console_logins",
 )
-"""The limits whose refusals are counted. The last six are fixed."""
+"""The limits that are counted when they are reached. Those from ``unproven_sessions`` on are fixed."""

@@ -55,7 +55,11 @@ class InvalidCredentialsError(UnauthorizedError):
 
 
 class ServerBusyError(ServerError):
-    """The node is overloaded: wait at least ten seconds, then retry."""
+    """The node is overloaded: wait at least ten seconds, then retry. ``limit`` names the limit, if one was reached."""
+
+    def __init__(self, reason: str, entity: str | None = None, limit: str = "") -> None:
+        super().__init__(reason, entity)
+        self.limit = limit
 
 
 class InjectedFaultError(ServerError):
@@ -103,6 +107,8 @@ class TransactionError(ServerError):
 
 class TransactionTimeoutError(TransactionError):
     """The transaction took too long, and was rolled back."""
+
+    limit: Final = "transaction_timeout_s"
 
 
 class StopTimeoutError(Exception):

@@ -7,12 +7,14 @@ import http.client
 import ipaddress
 import json
 import logging
+import math
 import os
 import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeAlias
 from urllib.error import HTTPError
@@ -32,22 +34,26 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt import PyJWTError
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_decode, base64url_encode
 
 from pairbus.broker import Right
+from pairbus.callbacks import Callbacks
 from pairbus.server.access import NEVER_MS, Grant
 from pairbus.server.errors import InvalidCredentialsError, UnauthorizedError
 from pairbus.server.supervision.supervisor import Problem, SupervisedTask
 
 _log = logging.getLogger(__name__)
 
-REFRESH_S: Final = 3_600.0
+REFRESH_S: Final = 300.0
+"""The interval at which a URL is read again; until then a key that the issuer has removed counts."""
 TIMEOUT_S: Final = 10.0
 MAX_BYTES: Final = 1 << 20
 _URL_PAUSE_S: Final = 60.0
 """Any peer can send tokens with unknown key ids; this limits the load on the issuer."""
+_FILE_REFRESH_S: Final = 2.0
 _FILE_PAUSE_S: Final = 1.0
 _LEAST_RSA_BITS: Final = 2_048
 
@@ -78,17 +84,22 @@ class SigningKey:
     key_id: str | None
     key: PublicKey
     algorithms: frozenset[str]
+    fingerprint: str
+    """Identifies the key, whatever its id."""
 
 
 class _Source(Protocol):
+    refresh_s: float
+    """The longest interval between two reads."""
     pause_s: float
+    """The shortest one."""
 
     def read(self) -> bytes | None:
         """Return the current content, or ``None`` if it is unchanged."""
 
 
 class SigningKeys:
-    """The keys in an issuer's key document. It is read again every hour, and when a token names an unknown key.
+    """The keys in an issuer's key document. It is read again at intervals, and when a token names an unknown key.
 
     It is read on another thread, so that the loop does not block; if that fails, the keys stay unchanged.
     """
@@ -96,6 +107,9 @@ class SigningKeys:
     def __init__(self, source: _Source, keys: tuple[SigningKey, ...], refresh_s: float, pause_s: float) -> None:
         self._source = source
         self._keys = keys
+        self._failure = ""
+        """Why the last read failed; empty if it did not."""
+        self.on_changed: Callbacks[[]] = Callbacks()
         self._refresh_s = refresh_s
         self._pause_s = pause_s
         self._is_wanted = asyncio.Event()
@@ -108,17 +122,22 @@ class SigningKeys:
     ) -> Self:
         """Read the keys from a file, or from an ``https`` URL; raises ``SigningKeysError``.
 
+        ``refresh_s`` is the interval between reads of a URL; a file is read within seconds after it has changed.
         ``pause_s`` is the minimum interval between reads: a minute for a URL.
         """
         opened = _open(source, timeout_s)
         keys = await asyncio.to_thread(_read_keys, opened)
-        return cls(opened, keys or (), refresh_s, opened.pause_s if pause_s is None else pause_s)
+        return cls(opened, keys or (), min(refresh_s, opened.refresh_s), opened.pause_s if pause_s is None else pause_s)
 
     def find(self, key_id: str | None) -> SigningKey | None:
         """Return the key of that id. A token may omit the id if there is only one key."""
         if key_id is None:
             return self._keys[0] if len(self._keys) == 1 else None
         return next((key for key in self._keys if key.key_id == key_id), None)
+
+    def trusts(self, fingerprint: str) -> bool:
+        """Return whether the key with this fingerprint is still one of the issuer's."""
+        return any(key.fingerprint == fingerprint for key in self._keys)
 
     def wanted(self) -> None:
         """Request another read because a token names an unknown key: the issuer may have a new one."""
@@ -138,7 +157,7 @@ class SigningKeys:
     async def _run(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._refresh_s):
+                async with asyncio.timeout(max(0.0, self._refresh_s - self._pause_s)):
                     await self._is_wanted.wait()
             self._is_wanted.clear()
             await self._refresh()
@@ -148,16 +167,21 @@ class SigningKeys:
         try:
             keys = await asyncio.to_thread(_read_keys, self._source)
         except Exception as error:  # noqa: BLE001 (any error: without this task no new key would ever be found)
-            _log.warning('signing keys not refreshed source=%s error="%s"', self._source, error)
+            if str(error) != self._failure:  # a file is looked at often
+                _log.warning('signing keys not refreshed source=%s error="%s"', self._source, error)
+            self._failure = str(error)
             return
-        if keys is not None:
+        self._failure = ""
+        if keys is not None and keys != self._keys:
             self._keys = keys
+            self.on_changed()
 
 
 # Sources of keys.
 
 
 class _File:
+    refresh_s = _FILE_REFRESH_S
     pause_s = _FILE_PAUSE_S
 
     def __init__(self, path: Path) -> None:
@@ -179,6 +203,7 @@ class _File:
 
 
 class _Url:
+    refresh_s = math.inf
     pause_s = _URL_PAUSE_S
 
     def __init__(self, url: str, timeout_s: float, *, is_loopback: bool) -> None:
@@ -279,7 +304,12 @@ def _parse_key(member: object) -> SigningKey | None:
     if not isinstance(key, PublicKey) or not algorithms:
         return None
     key_id = member.get("kid")
-    return SigningKey(key_id=key_id if isinstance(key_id, str) else None, key=key, algorithms=algorithms)
+    return SigningKey(
+        key_id=key_id if isinstance(key_id, str) else None,
+        key=key,
+        algorithms=algorithms,
+        fingerprint=sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest(),
+    )
 
 
 def _algorithms_of(key: object) -> frozenset[str]:
@@ -325,7 +355,7 @@ class JwtVerifier:
 
     def __call__(self, token: str, now_ms: int) -> Grant:
         """Return the grant of a token, for the whole namespace; raises ``UnauthorizedError``."""
-        claims = self._signed_claims(token)
+        claims, signer = self._signed_claims(token)
         if claims.get("iss") != self.issuer:
             raise UnauthorizedError("the token is from another issuer")
         if self.audience.removesuffix("/") not in _audiences(claims):
@@ -337,9 +367,10 @@ class JwtVerifier:
             raise UnauthorizedError("the token has expired")
         if "nbf" in claims and _time_ms(claims["nbf"]) > now_ms + LEEWAY_MS:
             raise UnauthorizedError("the token is not valid yet")
-        return Grant("", _rights(claims), expires_ms, who=_subject(claims))
+        return Grant("", _rights(claims), expires_ms, who=_subject(claims), signer=signer)
 
-    def _signed_claims(self, token: str) -> dict[str, Any]:
+    def _signed_claims(self, token: str) -> tuple[dict[str, Any], str]:
+        """Return the claims of a token and the fingerprint of the key that signed it."""
         header = _header(token)
         key = self._key(header)
         try:
@@ -347,7 +378,7 @@ class JwtVerifier:
         except jwt.PyJWTError:
             self.keys.wanted()  # there may be a new key with the id of an old one
             raise InvalidCredentialsError("invalid token signature") from None
-        return _claims(payload)
+        return _claims(payload), key.fingerprint
 
     def _key(self, header: dict[str, Any]) -> SigningKey:
         """Return the key that the header names, if it is for the algorithm that the header names."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from enum import Enum
 from functools import partial
+from itertools import takewhile
 from math import inf
 from operator import itemgetter
 from typing import Final, cast
@@ -21,7 +22,7 @@ from pairbus.server.amqp.services import AmqpServices, UnprovenConnections
 from pairbus.server.connection_limits import ConnectionLimits
 from pairbus.server.faults import FAULTS_PATH
 from pairbus.server.log_context import peer_of
-from pairbus.server.peer_limits import peer_address
+from pairbus.server.peer_limits import AddressLimit, peer_address
 from pairbus.server.supervision.supervisor import Problem
 
 LONGEST_PREFACE_BYTES: Final = 16
@@ -78,6 +79,8 @@ def _begins(data: bytes, word: bytes) -> bool:
 
 _log = logging.getLogger(__name__)
 
+_HANDSHAKE_TIMEOUT: Final = "handshake_timeout_s"
+
 REFUSE_WITHIN_S: Final = 5.0
 """Timeout of the response to a connection that is refused."""
 
@@ -91,11 +94,12 @@ class ProtocolSniffer(asyncio.Protocol):
     """Reads the first bytes of a connection, and passes it to the protocol that they show."""
 
     def __init__(
-        self, services: AmqpServices, make_http: MakeHttp, make_refusal: MakeRefusal | None = None, *, secure: bool
+        self, services: AmqpServices, make_http: MakeHttp, accepted: socket.socket | None = None, *, secure: bool
     ) -> None:
+        """``accepted`` is the socket as which the connection was counted for its address."""
         self._services = services
         self._make_http = make_http
-        self._make_refusal = make_refusal
+        self._accepted = accepted
         self._secure = secure
         self._data = b""
         self._transport: asyncio.Transport | None = None
@@ -103,9 +107,8 @@ class ProtocolSniffer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
-        if not self._services.addresses.add(stream):
-            self._refuse(stream)
-            return
+        accepted, self._accepted = self._accepted, None
+        self._services.addresses.move(accepted, stream)
         self._transport = stream
         self._services.receptions.add(stream)
         self._services.unproven.add(stream)
@@ -113,23 +116,9 @@ class ProtocolSniffer(asyncio.Protocol):
         self._timer = self._services.host.loop.call_later(within_s, self._time_out)
 
     def _time_out(self) -> None:
-        self._services.counters.limits["handshake_timeout_s"] += 1
+        self._services.counters.limits[_HANDSHAKE_TIMEOUT] += 1
         if self._transport is not None:
             self._transport.abort()
-
-    def _refuse(self, transport: asyncio.Transport) -> None:
-        """Respond *server busy* to an address with too many connections; abort if that takes too long."""
-        _log.warning(
-            'connection refused peer=%s reason="too many connections of one address"',
-            peer_of(transport.get_extra_info("peername")),
-        )
-        if self._make_refusal is None:
-            transport.abort()
-            return
-        protocol = self._make_refusal(self._services.host.loop.create_future())
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        self._services.host.loop.call_later(REFUSE_WITHIN_S, transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -219,6 +208,8 @@ _ACCEPT_AT_ONCE: Final = 16
 _MAX_READY: Final = 64
 """Maximum number of accepted connections that wait for a handover; more stay in the backlog of the system."""
 _PAUSE_S: Final = 1.0
+_CLOSED_WITHIN_S: Final = 0.02
+"""Time for evicted connections to be closed, which takes some passes of the loop."""
 _TLS_HANDSHAKE: Final = b"\x16"
 _LOOPBACK: Final = ("127.0.0.1", "localhost")
 _OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -230,8 +221,8 @@ _TLS_READ_BYTES: Final = 32 * 1024
 _MOST_REFUSALS: Final = 64
 """Maximum number of refused connections that get a response at a time."""
 
-MakeProtocol = Callable[[bool], asyncio.Protocol]
-"""Creates the protocol of a connection; the argument is true with TLS."""
+MakeProtocol = Callable[[socket.socket, bool], asyncio.Protocol]
+"""Creates the protocol of a connection; the second argument is true with TLS."""
 
 
 _HINT: Final = ' hint="the client may not trust the certificate, see pairbus trust"'
@@ -239,6 +230,19 @@ _HINT: Final = ' hint="the client may not trust the certificate, see pairbus tru
 
 class ListenError(OSError):
     """The port cannot be bound: it is in use, or the process lacks the right."""
+
+
+class _Refusals:
+    """The refusals of connections for one reason.
+
+    Each reason has its own: connections beyond the limit of their address do not leave those of others unanswered.
+    """
+
+    def __init__(self, make: MakeRefusal | None, reason: str) -> None:
+        self.make = make
+        self.reason = reason
+        self.tasks: dict[asyncio.Task[None], float] = {}
+        """The responses that are under way, and their starts."""
 
 
 class Listener:
@@ -253,17 +257,24 @@ class Listener:
         make_refusal: MakeRefusal | None = None,
         unproven: UnprovenConnections | None = None,
         handshake_timeout_s: float = ConnectionLimits().handshake_timeout_s,
-        on_timeout: Callable[[], object] = lambda: None,
+        count: Callable[[str], object] = lambda _limit: None,
+        addresses: AddressLimit | None = None,
+        make_crowded: MakeRefusal | None = None,
     ) -> None:
-        """``on_timeout`` is called for each connection that sends nothing, or does not end the handshake, in time."""
+        """``count`` is called for each connection that reaches a limit, with the name of that.
+
+        ``make_crowded`` is like ``make_refusal``, for the connections that ``addresses`` refuses.
+        """
         self._loop = loop
         self._make_protocol = make_protocol
         self._context = context
         self._has_room = has_room
-        self._make_refusal = make_refusal
+        self._refusals = _Refusals(make_refusal, "too many connections")
+        self._addresses = AddressLimit() if addresses is None else addresses
+        self._crowded = _Refusals(make_crowded, "too many connections of one address")
         self._unproven = UnprovenConnections(now_s=loop.time) if unproven is None else unproven
         self._handshake_timeout_s = handshake_timeout_s
-        self._on_timeout = on_timeout
+        self._count = count
         self._sockets: list[socket.socket] = []
         self._bound: list[tuple[str, int]] = []
         """Addresses and ports to listen on."""
@@ -276,7 +287,6 @@ class Listener:
         """Connections that have sent a byte, and whether it was TLS; the oldest first."""
         self._starting: dict[asyncio.Task[None], float] = {}
         """Handovers that are under way, which take a while with TLS, and their starts; the oldest first."""
-        self._refusing: dict[asyncio.Task[None], float] = {}
 
     @property
     def waiting_count(self) -> int:
@@ -346,9 +356,9 @@ class Listener:
         for silent in [*self._silent]:
             self._drop(silent)
         for accepted in self._ready:
-            accepted.close()
+            self._discard(accepted)
         self._ready.clear()
-        for task in (*self._starting, *self._refusing):
+        for task in (*self._starting, *self._refusals.tasks, *self._crowded.tasks):
             task.cancel()
 
     def _accept(self, listening: socket.socket) -> None:
@@ -361,34 +371,43 @@ class Listener:
     def _accept_some(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPT_AT_ONCE if len(self._ready) < _MAX_READY else 0):
             try:
-                accepted, _ = listening.accept()
+                accepted, peer = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 if error.errno not in _OUT_OF_FILES:
                     raise
-                self._pause(listening, error)
+                self._make_room(listening, error)
                 return
             try:
-                self._receive(accepted)
+                self._receive(accepted, str(peer[0]))
             except BaseException:
-                accepted.close()
+                self._discard(accepted)
                 raise
 
-    def _pause(self, listening: socket.socket, error: OSError) -> None:
-        """Pause after an error for lack of resources; new connections wait in the backlog of the system."""
-        _log.error('accept failed, pausing seconds=%g error="%s"', _PAUSE_S, error)
+    def _make_room(self, listening: socket.socket, error: OSError) -> None:
+        """Evict unproven connections after an error for lack of resources, and pause until they are closed.
+
+        New connections wait in the backlog of the system meanwhile.
+        """
+        evicted = sum(takewhile(bool, (self._evict() for _ in range(_ACCEPT_AT_ONCE))))
+        pause_s = _CLOSED_WITHIN_S if evicted else _PAUSE_S
+        _log.error('accept failed, pausing seconds=%g evicted=%d error="%s"', pause_s, evicted, error)
         self._loop.remove_reader(listening)
-        self._loop.call_later(_PAUSE_S, self._resume, listening)
+        self._loop.call_later(pause_s, self._resume, listening)
 
     def _resume(self, listening: socket.socket) -> None:
         if listening in self._sockets:
             self._loop.add_reader(listening, self._accept, listening)
 
-    def _receive(self, accepted: socket.socket) -> None:
+    def _receive(self, accepted: socket.socket, address: str) -> None:
         self.crash_point()
+        if not self._addresses.add(accepted, address):
+            self._refuse(accepted, self._crowded)
+            return
         if not self._has_room() and not self._evict():
-            self._refuse(accepted)
+            self._addresses.discard(accepted)
+            self._refuse(accepted, self._refusals)
             return
         accepted.setblocking(False)
         with suppress(OSError):
@@ -428,7 +447,7 @@ class Listener:
         for accepted in self._ready:
             self._unproven.evicted_count += 1
             del self._ready[accepted]
-            accepted.close()
+            self._discard(accepted)
             return True
         return False
 
@@ -462,11 +481,11 @@ class Listener:
     ) -> None:
         def done(task: asyncio.Task[None]) -> None:
             tasks.pop(task, None)
-            error = None if task.cancelled() else task.exception()
-            if error is not None:
+            if task.cancelled():  # before it started: otherwise it closes the socket itself
+                self._discard(accepted)
+            elif (error := task.exception()) is not None:
                 _log.error('handshake failed peer=%s error="%r"', _peer_of(accepted), error, exc_info=error)
-            if error is not None or task.cancelled():  # before it started; otherwise `work` closes the socket
-                accepted.close()
+                self._discard(accepted)
 
         task = self._loop.create_task(work)
         tasks[task] = self._loop.time()
@@ -476,15 +495,15 @@ class Listener:
         peer = _peer_of(accepted)
         try:
             async with asyncio.timeout(self._handshake_timeout_s):
-                await self._connect(partial(self._make_protocol, secure), accepted, secure=secure)
+                await self._connect(partial(self._make_protocol, accepted, secure), accepted, secure=secure)
         except TimeoutError:
-            self._on_timeout()
+            self._count(_HANDSHAKE_TIMEOUT)
             _log.info('handshake failed peer=%s error="timed out"', peer)
-            accepted.close()
+            self._discard(accepted)
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
             reason = str(error) or ("evicted" if isinstance(error, asyncio.CancelledError) else "closed by the peer")
             _log.info('handshake failed peer=%s error="%s"%s', peer, reason, _HINT if secure else "")
-            accepted.close()
+            self._discard(accepted)
 
     async def _connect(
         self, make: Callable[[], asyncio.Protocol], accepted: socket.socket, *, secure: bool
@@ -502,17 +521,21 @@ class Listener:
 
     # Connections beyond the limit. They do not count towards it, or they would keep others out.
 
-    def _refuse(self, accepted: socket.socket) -> None:
+    def _refuse(self, accepted: socket.socket, refusals: _Refusals) -> None:
         """Respond *server busy*; just close the connection while too many responses are under way."""
-        make = self._make_refusal if len(self._refusing) < _MOST_REFUSALS else None
+        make = refusals.make if len(refusals.tasks) < _MOST_REFUSALS else None
         _log.warning(
-            'connection refused peer=%s reason="too many connections" answered=%s', _peer_of(accepted), make is not None
+            'connection refused peer=%s reason="%s" answered=%s',
+            _peer_of(accepted),
+            refusals.reason,
+            make is not None,
         )
         if make is None:
+            self._count("busy_responses")
             accepted.close()
         else:
             accepted.setblocking(False)
-            self._run(self._answer(accepted, make), self._refusing, accepted)
+            self._run(self._answer(accepted, make), refusals.tasks, accepted)
 
     async def _answer(self, accepted: socket.socket, make: MakeRefusal) -> None:
         finished = self._loop.create_future()
@@ -539,11 +562,16 @@ class Listener:
         return accepted.recv(1, socket.MSG_PEEK)
 
     def _time_out(self, accepted: socket.socket) -> None:
-        self._on_timeout()
+        self._count(_HANDSHAKE_TIMEOUT)
         self._drop(accepted)
 
     def _drop(self, accepted: socket.socket) -> None:
         self._release(accepted)
+        self._discard(accepted)
+
+    def _discard(self, accepted: socket.socket) -> None:
+        """Close a connection that has no protocol, and stop counting it."""
+        self._addresses.discard(accepted)
         accepted.close()
 
     def _release(self, accepted: socket.socket) -> None:

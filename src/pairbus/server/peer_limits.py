@@ -7,40 +7,64 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from ipaddress import IPv6Address, IPv6Network
 from typing import Final, NamedTuple
 
 from pairbus.callbacks import Callbacks
 from pairbus.server.errors import ServerBusyError
 from pairbus.server.log_context import ContextLog, LogValue
 
+_IPV6_HOST_PREFIX: Final = 64
+
+
+def network_of(address: str) -> str:
+    """Return what an address counts as in limits: itself, or the network of an IPv6 address.
+
+    A host usually has a whole /64 network, and could use another address for each attempt.
+    """
+    if ":" not in address:
+        return address
+    try:
+        parsed = IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(parsed.ipv4_mapped or IPv6Network((int(parsed), _IPV6_HOST_PREFIX), strict=False))
+
 
 class AddressLimit:
-    """Counts connections by the peer's address."""
+    """Counts connections by the peer's address, from when they are accepted until they are closed."""
 
     def __init__(self, maximum: int = 0) -> None:
         """Allow at most ``maximum`` connections per address; 0 means no limit."""
         self.maximum = maximum
         self.refused_count = 0
         self._counts: Counter[str] = Counter()
-        self._addresses: dict[asyncio.BaseTransport, str] = {}
+        self._networks: dict[object, str] = {}
+        """The networks of the connections, which are sockets at first, and then transports."""
 
-    def add(self, transport: asyncio.BaseTransport) -> bool:
+    def add(self, accepted: object, address: str) -> bool:
         """Count a connection; return ``False``, without counting it, if its address has too many."""
-        address = peer_address(transport)
-        if self.maximum and self._counts[address] >= self.maximum:
+        network = network_of(address)
+        if self.maximum and self._counts[network] >= self.maximum:
             self.refused_count += 1
             return False
-        self._addresses[transport] = address
-        self._counts[address] += 1
+        self._networks[accepted] = network
+        self._counts[network] += 1
         return True
 
-    def discard(self, transport: asyncio.BaseTransport) -> None:
+    def move(self, accepted: object, transport: object) -> None:
+        """Count a connection as its transport from now on, unless it was discarded meanwhile."""
+        network = self._networks.pop(accepted, None)
+        if network is not None:
+            self._networks[transport] = network
+
+    def discard(self, connection: object) -> None:
         """Stop counting a closed connection. Doing so twice is allowed."""
-        address = self._addresses.pop(transport, None)
-        if address is not None:
-            self._counts[address] -= 1
-            if not self._counts[address]:
-                del self._counts[address]
+        network = self._networks.pop(connection, None)
+        if network is not None:
+            self._counts[network] -= 1
+            if not self._counts[network]:
+                del self._counts[network]
 
 
 def peer_address(transport: asyncio.BaseTransport) -> str:
@@ -79,6 +103,20 @@ class _Counted(NamedTuple):
     is_apart: bool = False
     """True for failures while the limit of the address is used up."""
 
+    @property
+    def alone(self) -> _Counted:
+        """Return what failures with any key are counted for."""
+        return _Counted(self.address)
+
+    @property
+    def apart(self) -> _Counted:
+        return self._replace(is_apart=True)
+
+
+def _counted(address: str, key: str) -> _Counted:
+    """Return what a login counts for. Keys are found whatever the case of their name, so all spellings are one."""
+    return _Counted(network_of(address), key.lower())
+
 
 class LoginFailure(NamedTuple):
     """A failed login: the peer, the name of the key that it claimed to have, and the protocol."""
@@ -111,7 +149,7 @@ class LoginLimiter:
         self._now_s = now_s
         self._buckets: dict[_Counted, tuple[float, float]] = {}
         """The rest of the burst, negative for a debt, and its time; least recent first."""
-        self._known: dict[tuple[str, str], None] = {}
+        self._known: dict[_Counted, None] = {}
         """The addresses of successful logins, with their keys; least recent first."""
         self.failed_counts: Counter[str] = Counter()
         """Failed logins by protocol."""
@@ -121,17 +159,19 @@ class LoginLimiter:
 
     def check(self, address: str, key: str, protocol: str) -> None:
         """Raise ``ServerBusyError`` if so many attempts have failed that further ones are refused for now."""
-        if self._is_spent(_Counted(address, key), BY_KEY) or (
-            self._is_address_spent(address)
-            and ((address, key) not in self._known or self._is_spent(_Counted(address, key, is_apart=True), BY_KEY))
+        login = _counted(address, key)
+        if self._is_spent(login, BY_KEY) or (
+            self._is_spent(login.alone, BY_ADDRESS)
+            and (login not in self._known or self._is_spent(login.apart, BY_KEY))
         ):
             self.refused_counts[protocol] += 1
             raise _busy()
 
     def succeeded(self, address: str, key: str) -> None:
         """Record a successful login: attempts with other names at its address do not delay the next one."""
-        self._known.pop((address, key), None)
-        self._known[address, key] = None
+        login = _counted(address, key)
+        self._known.pop(login, None)
+        self._known[login] = None
         if len(self._known) > _MOST_KNOWN:
             del self._known[next(iter(self._known))]
 
@@ -141,21 +181,17 @@ class LoginLimiter:
         log = ContextLog(_log, peer=failure.peer, key=key, protocol=protocol)
         log.warning("login failed reason=%s", LogValue(reason))
         self.on_failed(failure)
-        if self._is_address_spent(address):
+        login = _counted(address, key)
+        if self._is_spent(login.alone, BY_ADDRESS):
             self.refused_counts[protocol] += 1
-            self._take(_Counted(address, key, is_apart=True), BY_KEY)
+            self._take(login.apart, BY_KEY)
             return LoginRefusal(_busy(), 0.0)
         self.failed_counts[protocol] += 1
-        return LoginRefusal(
-            reason, max(self._take(_Counted(address, key), BY_KEY), self._take(_Counted(address), BY_ADDRESS))
-        )
+        return LoginRefusal(reason, max(self._take(login, BY_KEY), self._take(login.alone, BY_ADDRESS)))
 
     def answer(self, address: str, error: Exception) -> Exception:
         """Return the error to answer a credential with that was refused for another reason than a wrong key."""
-        return _busy() if self._is_address_spent(address) else error
-
-    def _is_address_spent(self, address: str) -> bool:
-        return self._is_spent(_Counted(address), BY_ADDRESS)
+        return _busy() if self._is_spent(_Counted(network_of(address)), BY_ADDRESS) else error
 
     def _take(self, counted: _Counted, rate: LoginRate) -> float:
         left = self._left(counted, rate) - 1

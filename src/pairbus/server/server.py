@@ -272,7 +272,14 @@ class NamespaceServer:
         stack.push_async_callback(scrubber.close)
         scrubber.start()
         self._open_side_buffer(stack, host)
-        authorizer = Authorizer(host, await self._jwt(stack), settings.max_token_minutes * 60_000 or None)
+        verify_jwt = await self._jwt(stack)
+        signing_keys = self._signing_keys
+        authorizer = Authorizer(
+            host,
+            verify_jwt,
+            settings.max_token_minutes * 60_000 or None,
+            None if signing_keys is None else signing_keys.trusts,
+        )
         dispatcher = Dispatcher(host)
         services = AmqpServices(
             host,
@@ -284,6 +291,8 @@ class NamespaceServer:
             settings.max_connections_per_address,
             settings.connection_limits,
         )
+        if signing_keys is not None:
+            signing_keys.on_changed.add(services.recheck.start)
         self._supervise(services)
         if self._faults is not None and self._faulty_store is not None:
             self._fault_effects = FaultEffects(self._faults, services, self._faulty_store)
@@ -302,15 +311,17 @@ class NamespaceServer:
         crowded = partial(BusyProtocol, _too_many_of_one(settings.max_connections_per_address), host.now_ms)
         listener = Listener(
             host.loop,
-            lambda secure: ProtocolSniffer(
-                services, lambda: HttpProtocol(http, state, {}, services), crowded, secure=secure
+            lambda accepted, secure: ProtocolSniffer(
+                services, lambda: HttpProtocol(http, state, {}, services), accepted, secure=secure
             ),
             self._tls(),
             lambda: host.throttle.admit("connections", connection_count()),
             refuse,
             services.unproven,
             services.limits.handshake_timeout_s,
-            lambda: counters.limits.update(handshake_timeout_s=1),
+            lambda limit: counters.limits.update({limit: 1}),
+            services.addresses,
+            crowded,
         )
         if self._faults is not None:
             listener.crash_point = partial(self._faults.crash, CrashComponent.LISTENER)
@@ -505,7 +516,7 @@ class NamespaceServer:
                 raise SettingsError("tokens of an issuer need both jwt_issuer and jwt_keys")
             return None
         try:
-            keys = self._signing_keys = await SigningKeys.load(settings.jwt_keys)
+            keys = self._signing_keys = await SigningKeys.load(settings.jwt_keys, refresh_s=settings.jwt_refresh_s)
         except SigningKeysError as error:
             raise SettingsError(f"jwt_keys: {error}") from error
         stack.callback(keys.close)

@@ -46,6 +46,7 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "unproven_connection_bytes": (4_096, 1 << 24),
     "unproven_received_bytes": (4_096, 1 << 30),
     "unproven_total_bytes": (4_096, 1 << 40),
+    "jwt_refresh_s": (60, 86_400),
     "handshake_timeout_s": (0.1, 3_600),
     "token_timeout_s": (0.1, 3_600),
     "http_request_timeout_s": (0.1, 3_600),
@@ -126,6 +127,13 @@ class Settings:
     )
     jwt_keys: str | None = field(
         default=None, metadata=_about("file or https address of the keys (JWKS) that sign JSON web tokens")
+    )
+    jwt_refresh_s: float = field(
+        default=300.0,
+        metadata=_about(
+            "seconds between two reads of an https address in jwt_keys: for so long, a key that its issuer has removed"
+            " counts; a file is read within seconds after it has changed"
+        ),
     )
     allow_any_jwt: bool = field(
         default=False,

@@ -13,13 +13,14 @@ from pairbus.broker import Address, NewMessage
 from pairbus.dialect.management import Operation
 from pairbus.server.messages import received_message
 from pairbus.testing import RunningNamespace, running_namespace
-from pairbus.wire import Condition, Configuration, Int, Properties, Rejected, encode_message
+from pairbus.wire import Condition, Configuration, Int, Properties, Rejected, encode_message, plain
 from pairbus.wire import Message as WireMessage
 from tests.server.amqp.wire_client import WireClient, connect, text_message
 from tests.waiting import eventually
 
 LARGE = 240_000
 ORDERS = Address.of("orders")
+ROOT = "RootManageSharedAccessKey"
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +32,9 @@ def namespace() -> Iterator[RunningNamespace]:
 
 
 def test_responses_behind_a_closed_window_end_their_link(namespace: RunningNamespace) -> None:
-    """Without any token: a window of one frame that is never opened again."""
+    """A window of one frame that is never opened again."""
     narrow = Configuration(container_id="narrow", incoming_window=1, strict=False)
-    with WireClient(namespace.port, configuration=narrow).open() as client:
+    with WireClient(namespace.port, sasl=plain(ROOT, namespace.key), configuration=narrow).open() as client:
         asking = client.sender("$cbs")
         client.receiver("$cbs")
         client.first_session._incoming_window = -(10**9)  # it counts down, and never grows
@@ -42,6 +43,8 @@ def test_responses_behind_a_closed_window_end_their_link(namespace: RunningNames
         payload = encode_message(WireMessage(properties=long_id, application_properties=words, body=(b"",)))
         for _ in range(400):
             client.begin_send(asking, payload)
+        counted = namespace._running._running.services.counters.limits
+        eventually(lambda: counted["waiting_response_bytes"] == 1)
         eventually(lambda: queued_in(namespace) == 0)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import socket
+import ssl
 import weakref
 from collections.abc import Callable, Iterator
+from threading import Event
 
 import pytest
 
@@ -13,12 +15,13 @@ from pairbus.broker import Address, AuthorizationRule, QueueDescription, Right
 from pairbus.dialect.sas import make_sas_token
 from pairbus.server.access import Grant
 from pairbus.server.amqp.connection import ServerConnection
+from pairbus.server.amqp.consumer import Consumer
 from pairbus.server.amqp.node import Claims
 from pairbus.server.amqp.services import BOUNDS, UnprovenConnections
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.protocol import HttpProtocol, StreamingWebSocket
 from pairbus.testing import RunningNamespace, running_namespace
-from pairbus.wire import ACCEPTED, Condition, plain
+from pairbus.wire import ACCEPTED, Condition, SaslClient, plain
 from pairbus.wire.performatives import Transfer
 from tests.server.amqp.wire_client import DEADLINE_S, WireClient, connect, text_message
 from tests.waiting import eventually
@@ -182,18 +185,38 @@ def test_e5_revoked_key_of_an_entity_ends_its_links_and_a_key_that_stays_does_no
         assert client.detached(link).condition == Condition.UNAUTHORIZED_ACCESS
 
 
-def test_e5_connection_that_is_lost_is_freed_without_the_garbage_collector(namespace: RunningNamespace) -> None:
+def unfinished_request(client: WireClient) -> None:
+    node = client.requests("$cbs")
+    link, session = node.asking, client.first_session
+    partial = Transfer(handle=link.handle, delivery_id=0, delivery_tag=b"t", message_format=0, more=True)
+    client.socket.sendall(frame(partial, channel=session.channel, payload=bytes(BOUNDS.incomplete_bytes // 4)))
+    client.barrier()
+
+
+def locked_messages(client: WireClient) -> None:
+    sender, receiver = client.sender("orders"), client.receiver("orders", credit=10)
+    for _ in range(3):
+        assert client.send(sender, text_message("locked")) == ACCEPTED
+    assert len(client.receive(receiver, 3)) == 3
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize(
+    ("sasl", "use"),
+    [(None, unfinished_request), (plain("app", "secret"), locked_messages)],
+    ids=["unfinished request", "locked messages"],
+)
+def test_e5_connection_that_is_lost_is_freed_without_the_garbage_collector(
+    namespace: RunningNamespace, sasl: SaslClient | None, use: Callable[[WireClient], None], tls: bool
+) -> None:
+    add_key(namespace, rule("app", "secret", Right.SEND, Right.LISTEN))
     found: list[weakref.ref[object]] = []
 
-    def look(host: NamespaceHost) -> None:
-        found.extend(weakref.ref(each) for each in gc.get_objects() if type(each) is ServerConnection)
+    def look(_host: NamespaceHost) -> None:
+        found.extend(weakref.ref(each) for each in gc.get_objects() if type(each) in {ServerConnection, Consumer})
 
-    with WireClient(namespace.port).open() as client:
-        node = client.requests("$cbs")
-        link, session = node.asking, client.first_session
-        partial = Transfer(handle=link.handle, delivery_id=0, delivery_tag=b"t", message_format=0, more=True)
-        client.socket.sendall(frame(partial, channel=session.channel, payload=bytes(BOUNDS.incomplete_bytes // 4)))
-        client.barrier()
+    with WireClient(namespace.port, sasl=sasl, ca_file=namespace.ca_file if tls else None).open() as client:
+        use(client)
         gc.collect()
         namespace.call(look)
         assert found
@@ -204,6 +227,27 @@ def test_e5_connection_that_is_lost_is_freed_without_the_garbage_collector(names
         gc.enable()
 
 
+def test_e5_request_of_a_lost_connection_is_not_decoded(namespace: RunningNamespace) -> None:
+    add_key(namespace, rule("app", "secret", Right.SEND, Right.LISTEN))
+    services = namespace._running._running.services
+    may_go_on = Event()
+    with WireClient(namespace.port, sasl=plain("app", "secret")).open() as client:
+        node = client.requests("orders/$management")
+        services.worker.submit(may_go_on.wait)
+        try:
+            node.ask("com.microsoft:peek-message", {"filler": "x" * 10_000}, message_id="large")
+            client.flush()
+            (connection,) = services.connections
+            assert isinstance(connection, ServerConnection)
+            decoding = eventually(lambda: connection._computing)
+            # Reading is paused meanwhile, so the server would not notice that the client closes the connection.
+            namespace.call(lambda _host: connection.abort())
+            eventually(decoding.cancelled)
+        finally:
+            may_go_on.set()
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
@@ -215,7 +259,7 @@ def test_e5_connection_that_is_lost_is_freed_without_the_garbage_collector(names
     ids=["half a request", "requests", "a WebSocket", "AMQP in a WebSocket"],
 )
 def test_e5_http_connection_that_is_lost_is_freed_without_the_garbage_collector(
-    namespace: RunningNamespace, kind: type, data: bytes
+    namespace: RunningNamespace, kind: type, data: bytes, tls: bool
 ) -> None:
     found: list[weakref.ref[object]] = []
 
@@ -226,10 +270,18 @@ def test_e5_http_connection_that_is_lost_is_freed_without_the_garbage_collector(
     gc.collect()
     gc.disable()
     try:
-        with socket.create_connection(("127.0.0.1", namespace.port), timeout=DEADLINE_S) as stream:
+        with stream_to(namespace, tls=tls) as stream:
             stream.sendall(data[:20])
             stream.sendall(data[20:])
             eventually(lambda: namespace.call(look))
         eventually(lambda: all(each() is None for each in found))
     finally:
         gc.enable()
+
+
+def stream_to(namespace: RunningNamespace, *, tls: bool) -> socket.socket:
+    stream = socket.create_connection(("127.0.0.1", namespace.port), timeout=DEADLINE_S)
+    if not tls:
+        return stream
+    context = ssl.create_default_context(cafile=str(namespace.ca_file))
+    return context.wrap_socket(stream, server_hostname="localhost")

@@ -181,3 +181,11 @@ def test_closed_connection_is_not_checked() -> None:
     del open_peers[closed]
     loop.run_pass()
     assert (len(recheck), closed.checked) == (0, 0)
+
+
+def test_e5_outcome_for_one_signing_key_is_not_that_for_another() -> None:
+    loop, peers = Loop(), [Peer(tokens=0) for _ in range(2)]
+    for peer, signer in zip(peers, ("kept", "removed"), strict=True):
+        peer.claims.put("", Grant("", frozenset([Right.SEND]), who="app", signer=signer))
+    recheck_of(loop, peers, lambda grant: grant.signer == "kept").start()
+    assert [peer.revoked for peer in peers] == [0, 1]

@@ -103,6 +103,8 @@ class MemoryTransport:
 
     def __init__(self, lost: Callable[[], None]) -> None:
         self.written = bytearray()
+        self.unsent_bytes = 0
+        """What it reports as not sent yet."""
         self.is_closed = False
         self._lost = lost
 
@@ -124,7 +126,7 @@ class MemoryTransport:
     def set_write_buffer_limits(self, high: int | None = None) -> None: ...
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.unsent_bytes
 
 
 class Peer:

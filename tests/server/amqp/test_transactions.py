@@ -11,6 +11,7 @@ from pairbus.broker import Address, EntityStatus, QueueDescription, QueuePart
 from pairbus.dialect.annotations import TRANSFER_DESTINATION
 from pairbus.dialect.conditions import ServiceBusCondition
 from pairbus.dialect.sent import BATCH_FORMAT, join_batch
+from pairbus.testing import RunningNamespace
 from pairbus.wire import (
     ACCEPTED,
     AMQP_VALUE,
@@ -255,6 +256,7 @@ def test_transaction_that_takes_too_long_is_rolled_back(
     assert condition_of(coordinator.discharge(txn_id)) == Condition.TRANSACTION_TIMEOUT
     assert condition_of(coordinator.discharge(txn_id)) == Condition.UNKNOWN_TRANSACTION
     assert bodies(namespace, queue) == []
+    assert counted(namespace, "transaction_timeout_s") == 2
 
 
 def test_disconnect_rolls_the_transaction_back(namespace: ClockedNamespace, queue: str) -> None:
@@ -307,14 +309,20 @@ def test_connection_has_a_hundred_transactions_open_at_most(
     assert coordinator.discharge(first) == ACCEPTED
     coordinator.declare()
     assert condition_of(coordinator.say(Declare())) == ServiceBusCondition.SERVER_BUSY
+    assert counted(namespace, "open_transactions") == 2
     namespace.clock.advance(120_001)
     coordinator.declare()
 
 
+def counted(namespace: RunningNamespace, limit: str) -> int:
+    return namespace._running._running.services.counters.limits[limit]
+
+
 def test_buffered_bytes_of_a_connections_transactions_are_bounded(
-    client: WireClient, coordinator: Coordination, queue: str
+    namespace: ClockedNamespace, client: WireClient, coordinator: Coordination, queue: str
 ) -> None:
     """Check the operations that are in memory until the transactions end, while nothing throttles the sender."""
+    before = counted(namespace, "transaction_bytes")
     link = client.sender(queue)
     payload = text_message(bytes(250_000))
     accepted = 0
@@ -324,6 +332,8 @@ def test_buffered_bytes_of_a_connections_transactions_are_bounded(
             state = client.send(link, payload, state=within(txn_id))
             if state != within(txn_id, ACCEPTED):
                 assert condition_of(state) in {Condition.RESOURCE_LIMIT_EXCEEDED, ServiceBusCondition.SERVER_BUSY}
+                was_reached = condition_of(state) == Condition.RESOURCE_LIMIT_EXCEEDED
+                assert (counted(namespace, "transaction_bytes") > before) is was_reached
                 return
             accepted += len(payload)
     pytest.fail(f"{accepted} bytes were enlisted, and none refused")

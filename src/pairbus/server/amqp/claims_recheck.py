@@ -24,7 +24,7 @@ _RETRY_S: Final = 0.5
 Holds = Callable[[Grant], bool]
 """Returns whether the key that proved a grant still gives all of its rights."""
 
-_Proof = tuple[str, str | None, str, frozenset[Right]]
+_Proof = tuple[str, str | None, str, str, frozenset[Right]]
 
 
 class Recheckable(Protocol):
@@ -116,7 +116,7 @@ class ClaimsRecheck:
         return cost
 
     def _check(self, grant: Grant) -> bool:
-        proof = (grant.who, grant.entity, grant.key, grant.rights)
+        proof = (grant.who, grant.entity, grant.key, grant.signer, grant.rights)
         verdict = self._verdicts.get(proof)
         if verdict is None:
             verdict = self._verdicts[proof] = self._holds(grant)

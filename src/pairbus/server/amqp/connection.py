@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pairbus.broker import Address, Right, SessionLockLostError
 from pairbus.dialect.conditions import ServiceBusCondition
@@ -138,7 +138,7 @@ class ServerConnection:
         self.meter = services.meter
         """Counts billed operations; ``None`` if they are not metered."""
         self.claims = Claims(services.limits.max_tokens_per_connection)
-        self.replies = Replies()
+        self.replies = Replies(services.counters)
         self.transactions = Transactions(services.host)
         self._services = services
         self._stopwatch = services.stopwatch
@@ -165,17 +165,17 @@ class ServerConnection:
         """Parsed events that have not been handled yet."""
         self._answers = 0
         """Number of responses, which may be large, that wait for the commit or are being sent."""
-        self._is_computing = False
-        """True while the worker thread decodes the content of the first event."""
+        self._computing: Future[Any] | None = None
+        """The work on the worker thread for the first event, for which all events wait."""
         self._pace = Pace(services.turns)
-        self._flushes_soon = self._is_lost = False
         self._held: set[Node] = set()
         """Nodes whose messages wait for the session window."""
         self._confirmations: list[tuple[Delivery, object]] = []
         self._unconfirmed_bytes = self._confirming_bytes = 0
         self._is_writable = self._is_reading = True
-        self._has_turn_left = False
-        """True if the next turn is scheduled."""
+        self._reached = ""  # the limit for which the peer is not read
+        self._flushes_soon = self._is_lost = False
+        self._has_turn_left = False  # true if the next turn is scheduled
         self._probation = Probation()
         self.on_proven: Callable[[], object] = lambda: None
         """Called when the peer has shown a valid key or token."""
@@ -313,7 +313,7 @@ class ServerConnection:
         """True while the peer reads the responses to its requests, no request is being decoded, and the namespace is
         not being loaded. If that takes too long, requests are answered with *server busy*.
         """
-        if self._is_computing or (self.host.committer.is_loading and not self.host.is_stalled):
+        if self._computing is not None or (self.host.committer.is_loading and not self.host.is_stalled):
             return False
         return self._engine.is_closed or (self._is_writable and self._answers < _MAX_ANSWERS)
 
@@ -372,6 +372,8 @@ class ServerConnection:
                 timer.cancel()
         for node in [*self._nodes.values()]:
             self._forget(node.link)
+        if self._computing is not None:
+            self._computing.cancel()  # nothing could be done with the result
         # References back to the connection would keep it in memory until the garbage collector runs.
         self._engine.abandon()
         self.on_proven = lambda: None
@@ -448,17 +450,16 @@ class ServerConnection:
 
         ``work`` must not access anything that the event loop uses.
         """
-        self._is_computing = True
-        future = self._services.worker.submit(work)
+        future = self._computing = self._services.worker.submit(work)
         future.add_done_callback(self._computed)
         return future
 
-    def _computed(self, _future: Future[T]) -> None:
+    def _computed(self, _future: Future[Any]) -> None:
         with suppress(RuntimeError):  # the loop was closed meanwhile
             self.host.loop.call_soon_threadsafe(self.guard, self._end_computing)
 
     def _end_computing(self) -> None:
-        self._is_computing = False
+        self._computing = None
         if not self._is_lost and not self._has_turn_left:
             self._begin_turn()
 
@@ -825,18 +826,22 @@ class ServerConnection:
 
     def _throttle_reading(self) -> None:
         """Stop reading from a peer that sends faster than the disk, or that does not read."""
-        is_overloaded = (
-            self._unconfirmed_bytes > _MOST_UNCONFIRMED_BYTES
-            or self._transport.get_write_buffer_size() > _MOST_UNSENT_BYTES
-            or bool(self._events)
-            or bool(self._unread)
-        )
+        reached = self._reached_limit()
+        if reached and reached != self._reached:
+            self.counters.limits[reached] += 1
+        self._reached = reached
+        is_overloaded = bool(reached) or bool(self._events) or bool(self._unread)
         if is_overloaded is self._is_reading and not self._is_lost:
             self._is_reading = not is_overloaded
             if is_overloaded:
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+
+    def _reached_limit(self) -> str:
+        if self._unconfirmed_bytes > _MOST_UNCONFIRMED_BYTES:
+            return "unconfirmed_bytes"
+        return "unread_bytes" if self._transport.get_write_buffer_size() > _MOST_UNSENT_BYTES else ""
 
     def _keep_alive(self) -> None:
         """Send heartbeats, and abort the connection if the peer sends none."""

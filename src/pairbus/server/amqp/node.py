@@ -13,7 +13,14 @@ from pairbus.broker import QuotaExceededError, Right, SendOperation, Transaction
 from pairbus.dialect.management import Request, Response, write_response
 from pairbus.server.access import NEVER_MS, Grant
 from pairbus.server.connection_limits import ConnectionLimits
-from pairbus.server.errors import ServerBusyError, TransactionError, TransactionTimeoutError, refusal_of
+from pairbus.server.counters import Counters
+from pairbus.server.errors import (
+    LimitExceededError,
+    ServerBusyError,
+    TransactionError,
+    TransactionTimeoutError,
+    refusal_of,
+)
 from pairbus.server.host import NamespaceHost
 from pairbus.store import CommitId, StoreError
 from pairbus.wire import Condition, Delivery, Error, Link, MessageTooLargeError
@@ -102,7 +109,8 @@ class ReplyNode(Node):
 class Replies:
     """The reply links of one connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
         self._nodes: list[ReplyNode] = []
         self._tags = count(1)
 
@@ -129,9 +137,12 @@ class Replies:
         link = node.link
         link.send(payload, tag=next(self._tags).to_bytes(8), settled=True, beyond_credit=True)
         if node.count_waiting(len(payload)) > _MAX_WAITING_BYTES and link.queued > 1:
+            limit = "waiting_response_bytes"
+            self._counters.refuse(Condition.RESOURCE_LIMIT_EXCEEDED, limit)
             link.detach(
                 error=Error(
-                    Condition.RESOURCE_LIMIT_EXCEEDED, "the link requests responses, but grants no window for them"
+                    Condition.RESOURCE_LIMIT_EXCEEDED,
+                    f"the link requests responses, but grants no window for them ({limit})",
                 )
             )
 
@@ -175,7 +186,9 @@ class Transactions:
         now_ms = self._host.now_ms()
         self._open = {txn_id: each for txn_id, each in self._open.items() if now_ms < each.expires_ms}
         if len(self._open) >= _MAX_OPEN:
-            raise ServerBusyError(f"the connection has {len(self._open)} open transactions; end one first")
+            raise ServerBusyError(
+                f"the connection has {len(self._open)} open transactions; end one first", limit="open_transactions"
+            )
         txn_id = next(self._ids).to_bytes(8)
         self._open[txn_id] = _Open(now_ms + _TIMEOUT_MS)
         return txn_id
@@ -191,7 +204,9 @@ class Transactions:
         size = sum(len(message.body) for message in messages)
         held = sum(each.size_bytes for each in self._open.values())
         if held + size > max(_MAX_BYTES, limits.largest_bytes):
-            raise QuotaExceededError(f"the open transactions of this connection hold {held} bytes; end one first")
+            raise LimitExceededError(
+                f"the open transactions of this connection hold {held} bytes; end one first", "transaction_bytes"
+            )
         found.message_count = count
         found.size_bytes += size
         found.operations.append(operation)

@@ -119,11 +119,12 @@ class TokenNode(RequestNode):
         audience = request.properties.get("name")
         if not isinstance(audience, str) or not isinstance(request.body, str):
             raise BadRequestError("put-token needs the address as 'name', and the token as its body")
-        self._connection.check_guesses(_key_name(request))
+        key_name = _key_name(request)
+        self._connection.check_guesses(key_name)
         # The token itself shows its type: the SDK for Python declares all of them as JWTs.
         path = path_of(audience)
         grant = self._connection.authorizer.admit(request.body, path)
-        self._connection.logged_in(grant.who)
+        self._connection.logged_in(key_name)
         if not self._connection.claims.put(path, grant):
             count = len(self._connection.claims)
             raise LimitExceededError(f"the connection has {count} tokens, the maximum", "max_tokens_per_connection")

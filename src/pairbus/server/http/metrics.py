@@ -82,7 +82,12 @@ class Traffic(Collector):
         yield _totals("pairbus_messages_settled", "Messages settled", ["outcome"], _one(counted.settled))
         refused = {Condition.INTERNAL_ERROR.value: 0, **counted.refused}  # alerts must see the first one increase it
         yield _totals("pairbus_requests_refused", "Requests refused", ["condition"], _one(refused))
-        yield _totals("pairbus_limit_exceeded", "Requests and connections denied", ["limit"], _one(counted.limits))
+        yield _totals(
+            "pairbus_limit_exceeded",
+            "Limits reached: requests and connections denied, or not read for now",
+            ["limit"],
+            _one(counted.limits),
+        )
         operations = {(operation, str(status)): number for (operation, status), number in counted.requests.items()}
         yield _totals(
             "pairbus_management_operations",

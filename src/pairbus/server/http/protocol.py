@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
-from websockets.exceptions import InvalidState
+from websockets.exceptions import InvalidState, PayloadTooBig
 from websockets.frames import Frame
 from websockets.http11 import Request
 
@@ -366,6 +366,8 @@ class StreamingWebSocket(WebSocketsSansIOProtocol):
         self._is_planned = False
         self._share = Share()
         self._is_proven = True
+        self._is_too_large = False
+        """True if a frame was larger than allowed, which ends the connection."""
         self._unproven_bytes = 0
 
     def serve_with(self, services: AmqpServices) -> None:
@@ -429,6 +431,10 @@ class StreamingWebSocket(WebSocketsSansIOProtocol):
             super().data_received(data)
         except InvalidState:  # it continues after one side has sent its close
             self.transport.abort()
+        if isinstance(self.conn.parser_exc, PayloadTooBig) and not self._is_too_large:
+            self._is_too_large = True
+            if self._services is not None:
+                self._services.counters.refuse(Condition.RESOURCE_LIMIT_EXCEEDED, "web_socket_frame_bytes")
 
     async def receive(self) -> Any:
         message = await self.queue.get()
