@@ -309,6 +309,11 @@ class Figures:
         most = self.resources.most_bytes
         return (most.get("overload", 0) - most.get("peak", 0)) / 2**20
 
+    @property
+    def failed(self) -> int:
+        """Sends that failed otherwise than with *server busy*, in all phases."""
+        return sum(phase.failed for phase in self.phases.values())
+
     def missed_goals(self) -> list[str]:
         """Return the goals that are missed."""
         recovery_s = self.recovery_s
@@ -316,6 +321,8 @@ class Figures:
             "throughput": self.share < GOAL_SHARE,
             "recovery": recovery_s is None or recovery_s > GOAL_RECOVERY_S,
             "memory": self.growth_mb > GOAL_MEMORY_MB,
+            "failed sends": self.failed > 0,
+            "lost messages": self.left > 0,
         }
         return [goal for goal, missed in is_missed.items() if missed]
 
@@ -388,7 +395,8 @@ def report(seconds: float = 60.0, *options: str, scale: float = 1.0) -> int:
     print(f"throughput under overload relative to the peak: {figures.share:.0%} (goal: {GOAL_SHARE:.0%})")
     print(f"99 of 100 latencies back: {back} (goal: {GOAL_RECOVERY_S:.0f} s)")
     print(f"memory under overload beyond the peak: {figures.growth_mb:,.0f} MB (goal: {GOAL_MEMORY_MB} MB)")
-    print(f"messages confirmed and not received at the end: {figures.left:,}")
+    print(f"failed sends: {figures.failed:,} (goal: 0)")
+    print(f"messages confirmed and not received at the end: {figures.left:,} (goal: 0)")
     return verdict(figures.missed_goals(), load / cores)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,14 @@ def test_error_exits_with_1(data: Path, tmp_path: Path) -> None:
     with open_keeper(data):
         code, output = run("--data", data, "--to", tmp_path / "new")
     assert (code, "in use" in output) == (1, True)
+
+
+def test_serve_on_a_damaged_directory_exits_with_1_and_names_the_repair(data: Path, tmp_path: Path) -> None:
+    with (data / DATA_FILE).open("r+b") as file:
+        file.write(bytes(8_192))  # both meta pages
+    command = [sys.executable, "-m", "pairbus.cli.main", "serve", "--data", data, "--port", "0"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"pairbus repair --data {data} --to" in " ".join(done.stderr.split())
+    code, output = run("--data", data, "--to", tmp_path / "new")
+    assert (code, "copied 205 records" in output) == (3, True)

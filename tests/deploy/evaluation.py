@@ -40,11 +40,15 @@ class Evaluation:
 
     def firing(self) -> list[dict[str, str]]:
         """Return the labels of the alerts."""
+        return [dict(labels) for labels in self.vector()]
+
+    def vector(self) -> Vector:
+        """Return the values of the alerts by their labels."""
         self._rest = [*_tokens(self.text)]
         found = self._or()
         if self._rest[0].kind != "end" or isinstance(found, float):
             raise PromqlError(f"{self.text!r} is not a condition")
-        return [dict(labels) for labels in found]
+        return found
 
     _rest: list[_Token] = None  # type: ignore[assignment]
 

@@ -106,12 +106,14 @@ def case_ids() -> list[Any]:
     return [pytest.param(case, id=case["name"]) for case in cases]
 
 
-def at(case: dict[str, Any], minute: int) -> Scrape:
-    """Return the values of a case at a time."""
+def at(case: dict[str, Any], time: str = "0m") -> Scrape:
+    """Return the values of a case at a time, in the unit of its interval."""
+    step = int(time[:-1]) // int(case["interval"][:-1])
+    assert time[-1] == case["interval"][-1] or not step
     found: dict[tuple[str, Labels], float] = {}
     for each in case["input_series"]:
         name, _, labels = each["series"].partition("{")
-        found[name, frozenset(re.findall(r'(\w+)="([^"]*)"', labels))] = float(each["values"].split()[minute])
+        found[name, frozenset(re.findall(r'(\w+)="([^"]*)"', labels))] = float(each["values"].split()[step])
     return found
 
 
@@ -120,15 +122,25 @@ def test_case_for_promtool_holds(case: dict[str, Any]) -> None:
     rules = {rule["alert"]: rule for rule in alerts()}
     for test in case["alert_rule_test"]:
         rule = rules[test["alertname"]]
-        found = Evaluation(rule["expr"], at(case, 0), at(case, int(test["eval_time"].rstrip("m")))).firing()
+        found = Evaluation(rule["expr"], at(case), at(case, test["eval_time"])).vector()
         wanted = [each["exp_labels"] for each in test["exp_alerts"]]
-        assert [labels | rule["labels"] for labels in found] == wanted
-        for labels, each in zip(found, test["exp_alerts"], strict=True):
-            assert {name: filled(text, labels) for name, text in rule["annotations"].items()} == each["exp_annotations"]
+        assert [dict(labels) | rule["labels"] for labels in found] == wanted
+        for (labels, value), each in zip(found.items(), test["exp_alerts"], strict=True):
+            annotations = {name: filled(text, dict(labels), value) for name, text in rule["annotations"].items()}
+            assert annotations == each["exp_annotations"]
 
 
-def filled(text: str, labels: dict[str, str]) -> str:
+def filled(text: str, labels: dict[str, str], value: float) -> str:
+    text = text.replace("{{ $value }}", f"{value:g}")
     return re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: labels[match[1]], text)
+
+
+def test_each_rule_fires_in_a_case_and_does_not_before() -> None:
+    tests = [test for case in yaml.safe_load(CASES.read_text("utf-8"))["tests"] for test in case["alert_rule_test"]]
+    for fires in (True, False):
+        assert {test["alertname"] for test in tests if bool(test["exp_alerts"]) is fires} == {
+            rule["alert"] for rule in alerts()
+        }
 
 
 def test_promtool_runs_the_cases_where_it_is_installed() -> None:

@@ -57,6 +57,12 @@ OURS: Final = [
     for command in (*(one.command for one in found), *SERVICE.findall(page.read_text(encoding="utf-8")))
     for words in words_of_ours(command)
 ]
+PUBLIC_KEY: Final = "PAIRBUS_SERVE_KEY=SAS_KEY_VALUE pairbus serve"
+"""The emulator's key is no secret: commands with it may print it."""
+
+READ_BY_PROGRAMS: Final = {DOCS / "tutorial" / "first-messages.md", DOCS / "tutorial" / "survive-an-outage.md"}
+"""The scripts of these pages read the output of the server, so that it is shown to nobody."""
+
 NEEDS_BASH: Final = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash to type it into")
 
 
@@ -269,3 +275,26 @@ def test_pair_commands_of_a_page_work(page: Path, pair: Pair, tmp_path: Path) ->
 
 def test_commands_of_every_page_are_run() -> None:
     assert {*SHOWN} == {*ELSEWHERE, *SERVING, *ASKING_LEDGERS, *PAIRED, HTTP, DIAGNOSTICS}
+
+
+def test_no_recipe_prints_the_key_of_a_namespace() -> None:
+    """A server without ``--connection-file`` prints it, and its output often ends up in a log."""
+    found = [
+        (page, command)
+        for page, shown in SHOWN.items()
+        for command in (*(one.command for one in shown), *SERVICE.findall(page.read_text(encoding="utf-8")))
+        if any(words[:1] == ["serve"] for words in words_of_ours(command))
+    ]
+    assert len(found) > 10
+    assert [
+        (page.name, command)
+        for page, command in found
+        if "--connection-file" not in command and not command.startswith(PUBLIC_KEY)
+    ] == []
+    scripts = {
+        page
+        for page in PAGES
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        if '"serve"' in block and "--connection-file" not in block
+    }
+    assert scripts == READ_BY_PROGRAMS

@@ -16,7 +16,7 @@ from pairbus.store.directory import DATA_FILE, FORMAT_FILE, LOCK_FILE
 from pairbus.store.errors import DamagedStoreError
 from pairbus.store.page_guard import Leaf, PathReader
 from pairbus.store.page_nodes import PageSource
-from pairbus.store.pages import verify
+from pairbus.store.pages import verify, walk_free_list
 from pairbus.store.repair import RepairReport, repair
 from tests.durability.namespace import ALL, DEAD_LETTERS, NOW, QUEUE, open_keeper
 
@@ -175,7 +175,15 @@ def end_of_the_file(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [one_meta, both_metas, root, free_list, header_of_a_leaf, header_of_a_leaf_of_bodies, end_of_the_file],
+    [
+        one_meta,
+        both_metas,
+        root,
+        free_list,
+        header_of_a_leaf,
+        header_of_a_leaf_of_bodies,
+        end_of_the_file,
+    ],
     ids=lambda damage: damage.__name__,
 )
 def test_every_message_is_recovered_if_only_the_pages_that_lead_to_them_are_damaged(
@@ -189,6 +197,19 @@ def test_every_message_is_recovered_if_only_the_pages_that_lead_to_them_are_dama
     assert not report.is_complete
     assert found_in(target) == set(MESSAGES)
     assert report.lost == []
+
+
+@pytest.mark.parametrize("key", [keys.record_key(1, 0, 200), keys.body_key(200)], ids=["records", "bodies"])
+def test_every_message_of_a_leaf_is_recovered_if_its_header_and_all_that_leads_to_it_is_damaged(
+    damaged: Path, target: Path, key: bytes
+) -> None:
+    meta, leaf = verify(damaged / DATA_FILE), leaf_of(damaged, key).page
+    with (damaged / DATA_FILE).open("rb") as file:
+        free = walk_free_list(damaged / DATA_FILE, file.fileno(), meta)
+    zero(damaged, meta.main.root, *free)  # the free pages have earlier copies
+    overwrite(damaged, leaf * PAGE, b"\xa5" * 16)
+    assert repair(damaged, target, NOW).lost == []
+    assert found_in(target) == set(MESSAGES)
 
 
 def test_truncated_file_yields_what_is_left(damaged: Path, target: Path) -> None:

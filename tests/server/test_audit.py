@@ -250,10 +250,12 @@ def test_console_logins_and_actions_are_recorded(site: Site) -> None:
     assert site.person().post("/console/login", key_name=ROOT, key=NEW_KEY).status == 401
     logged_in = wait_for(site, AuditAction.CONSOLE_LOGIN)
     assert (logged_in["who"], logged_in["rights"], logged_in["protocol"]) == (ROOT, ALL_RIGHTS, "console")
+    assert logged_in["peer"].startswith("127.0.0.1:")
     wait_for(site, AuditAction.MESSAGES_PURGED, entity="orders", messages=2, who=ROOT, result="ok")
     wait_for(site, AuditAction.MESSAGES_RESUBMITTED, messages=1, who=ROOT, result="ok")
     wait_for(site, AuditAction.CONSOLE_LOGOUT, who=ROOT)
-    wait_for(site, AuditAction.LOGIN_FAILED, protocol="console", key=ROOT)
+    failed = wait_for(site, AuditAction.LOGIN_FAILED, protocol="console", key=ROOT)
+    assert failed["peer"].startswith("127.0.0.1:")
 
 
 def test_denied_console_action_is_recorded(site: Site) -> None:
@@ -281,6 +283,34 @@ def test_start_records_settings_and_what_changed_since_the_last_one(tmp_path: Pa
     assert [each["key"] for each in found if each["action"] == AuditAction.KEY_CREATED] == [ROOT]
     assert [each["action"] for each in found][-1] == AuditAction.SERVER_STOPPED
     assert NEW_KEY not in audit_file(data).read_text("ascii")
+
+
+def test_full_audit_log_is_rotated_and_changed_settings_are_recorded_all_the_same(tmp_path: Path) -> None:
+    def settings(max_connections: int) -> Settings:
+        return Settings(data=tmp_path, audit_log_mb=1, audit_log_files=2, max_connections=max_connections)
+
+    def record(last: int, max_connections: int) -> None:
+        """Start, and record changes until the newest file begins with a later one."""
+        log = AuditLog.open(settings(max_connections))
+        assert log.writer is not None
+        log.record_start(settings(max_connections))
+        for number in range(last):
+            log.record(AuditAction.ENTITY_CREATED, ACTOR, entity=f"{number} {'x' * 280}")
+            if number % 100 == 99:  # a batch is written as a whole, into one file
+                eventually(lambda: log.writer is not None and log.writer.written_count == number + 2)  # noqa: B023
+        asyncio.run(log.close(DEADLINE_S))
+
+    record(3_000, max_connections=70)
+    rotated = audit_file(tmp_path).with_name("audit.1.jsonl")
+    assert rotated.stat().st_size <= 1 << 20
+    assert records(tmp_path)[-1]["entity"].startswith("2999 ")
+    assert AuditAction.SERVER_STARTED not in {each["action"] for each in records(tmp_path)}
+    record(1, max_connections=71)
+    started = next(each for each in records(tmp_path) if each["action"] == AuditAction.SERVER_STARTED)
+    assert (started["settings"]["max_connections"], started["changed"]) == ("71", ["max_connections"])
+    record(6_000, max_connections=71)
+    assert len([*audit_file(tmp_path).parent.iterdir()]) == 2
+    assert '"0 xxx' not in audit_file(tmp_path).read_text("ascii") + rotated.read_text("ascii"), "the oldest is deleted"
 
 
 def test_audit_log_can_be_switched_off(tmp_path: Path) -> None:

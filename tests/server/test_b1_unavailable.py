@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, Self, TypeVar
+from functools import partial
+from typing import Any, Final, Self, TypeVar
 
 import pytest
 from azure.core.exceptions import HttpResponseError, ServiceRequestError, ServiceResponseError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
-from azure.servicebus.exceptions import ServiceBusError
+from azure.servicebus.exceptions import ServiceBusError, ServiceBusQuotaExceededError, ServiceBusServerBusyError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 import pairbus
-from pairbus import MessagingCommunicationError, MessagingError, MessagingTimeoutError
+from pairbus import (
+    InternalServerError,
+    MessagingCommunicationError,
+    MessagingError,
+    MessagingTimeoutError,
+    QuotaExceededError,
+    ServerBusyError,
+)
 from pairbus.blocking import BrokeredMessage, MessagingFactory, NamespaceManager
-from pairbus.broker import Address, QueueDescription, SubscriptionDescription, TopicDescription
+from pairbus.broker import Address, QueueDescription, QueuePart, SubscriptionDescription, TopicDescription
 from pairbus.client.settings import MessagingFactorySettings, RetryPolicy
 from pairbus.server.host import NamespaceHost
-from pairbus.testing import FaultKind, RunningNamespace, running_namespace
+from pairbus.testing import CrashComponent, FaultKind, RunningNamespace, running_namespace
 from tests.compatibility.adapters import ADAPTERS
 from tests.compatibility.administration import Administration
 from tests.compatibility.client import Adapter, Client, Endpoint, Transport
@@ -54,8 +64,19 @@ class Application(ABC):
 
     errors: tuple[type[Exception], ...]
 
+    wait_s: float = WAIT_S
+
     def __init__(self) -> None:
         self.resources = ExitStack()
+        self.attempted: list[str] = []
+        self.confirmed: list[str] = []
+        self.completed: list[str] = []
+        """Ids of messages, which only the clients of a queue record."""
+
+    def begin(self) -> str:
+        """Return the id of a message that is about to be sent."""
+        self.attempted.append(f"{len(self.attempted)}")
+        return self.attempted[-1]
 
     def __enter__(self) -> Self:
         return self
@@ -100,11 +121,14 @@ class AzureApplication(Application):
         return ServiceBusClient.from_connection_string(self._namespace.connection_string, retry_total=0)
 
     def send(self) -> None:
-        self._sender.send_messages(ServiceBusMessage("one"))
+        message_id = self.begin()
+        self._sender.send_messages(ServiceBusMessage("one", message_id=message_id))
+        self.confirmed.append(message_id)
 
     def receive(self) -> None:
-        (message,) = self._receiver.receive_messages(max_message_count=1, max_wait_time=WAIT_S)
+        (message,) = self._receiver.receive_messages(max_message_count=1, max_wait_time=self.wait_s)
         self._receiver.complete_message(message)
+        self.completed.append(str(message.message_id))
 
     def manage(self) -> None:
         self._manager.get_queue("orders")
@@ -134,11 +158,14 @@ class OurApplication(Application):
         return MessagingFactory.from_connection_string(self._namespace.connection_string, QUICK)
 
     def send(self) -> None:
-        self._sender.send(BrokeredMessage(b"one"))
+        message_id = self.begin()
+        self._sender.send(BrokeredMessage(b"one", message_id=message_id))
+        self.confirmed.append(message_id)
 
     def receive(self) -> None:
-        (message,) = self._receiver.receive(max_wait_time=timedelta(seconds=WAIT_S))
+        (message,) = self._receiver.receive(max_wait_time=timedelta(seconds=self.wait_s))
         self._receiver.complete(message)
+        self.completed.append(str(message.message_id))
 
     def manage(self) -> None:
         self._manager.get_queue("orders")
@@ -336,6 +363,191 @@ def test_b1_fault_at_one_entity_does_not_affect_another(
 ) -> None:
     with contoso.faults.engaged(kind, "others"):
         assert [way for way in WAYS if not works(application, way)] == []
+
+
+# The other kinds of faults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """A fault, and what it does to each way of using a queue: the others work without delay."""
+
+    kind: FaultKind
+    scope: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    denied: dict[str, type[Exception] | tuple[type[Exception], ...]] = field(default_factory=dict)
+    """The ways that fail, with the errors of the official SDK and of our client."""
+
+    delayed: frozenset[str] = frozenset()
+    may_fail: frozenset[str] = frozenset()
+    """Ways one use of which fails, depending on who comes first."""
+
+
+LATENCY_S: Final = 0.3
+OVERDUE_S: Final = 0.3
+EFFECTS: Final = {
+    "server-busy": Effect(
+        kind=FaultKind.SERVER_BUSY,
+        scope="orders",
+        denied={
+            "send": (ServiceBusServerBusyError, ServerBusyError),
+            "manage": (HttpResponseError, ServerBusyError),
+        },
+        may_fail=frozenset({"connect"}),  # the official SDK attaches a link at once, ours does later
+    ),
+    "slow": Effect(
+        kind=FaultKind.SLOW,
+        scope="orders",
+        arguments={"latency": timedelta(seconds=LATENCY_S)},
+        delayed=frozenset({"send", "receive", "manage"}),
+    ),
+    "storage-error": Effect(
+        kind=FaultKind.STORAGE_ERROR,
+        denied={
+            "send": (ServiceBusError, InternalServerError),
+            "receive": (ServiceBusError, InternalServerError),  # its completion cannot be written
+        },
+    ),
+    "storage-stall": Effect(
+        kind=FaultKind.STORAGE_STALL,
+        denied={"send": (ServiceBusServerBusyError, ServerBusyError), "receive": ValueError},
+    ),
+    "storage-full": Effect(
+        kind=FaultKind.STORAGE_FULL, denied={"send": (ServiceBusQuotaExceededError, QuotaExceededError)}
+    ),
+    **{
+        f"crash of the {component}": Effect(
+            kind=FaultKind.COMPONENT_CRASH, arguments={"component": component}, may_fail=may_fail
+        )
+        for component, may_fail in (
+            (CrashComponent.DISPATCHER, frozenset[str]()),
+            (CrashComponent.TIMERS, frozenset[str]()),
+            (CrashComponent.LISTENER, frozenset({"connect", "manage"})),
+            (CrashComponent.COMMIT_THREAD, frozenset({"send"})),  # if the thread does not start again in time
+        )
+    },
+}
+"""What the kinds do that the tests above do not cover, and quarantines, which the next one does."""
+
+
+@pytest.fixture(scope="module")
+def shared(forgiving: None) -> Iterator[RunningNamespace]:
+    with running_namespace(queues=["orders"], topics={"news": ["all"]}, storage_timeout_s=OVERDUE_S) as namespace:
+        yield namespace
+
+
+@pytest.fixture(scope="module", params=APPLICATIONS)
+def shared_application(request: pytest.FixtureRequest, shared: RunningNamespace) -> Iterator[Application]:
+    with APPLICATIONS[request.param](shared) as made:
+        made.send()
+        made.receive()  # links that are attached already are not denied
+        made.wait_s = 1.5
+        yield made
+
+
+def use(application: Application, way: str) -> tuple[Exception | None, float]:
+    """Use a queue in one way; return the error, and the time that it took."""
+    expected: tuple[type[Exception], ...] = (*application.errors, MessagingError, ValueError)
+    begun_s = time.monotonic()
+    try:
+        getattr(application, way)()
+    except expected as error:
+        return error, time.monotonic() - begun_s
+    return None, time.monotonic() - begun_s
+
+
+def succeeds(application: Application, way: str) -> bool:
+    return use(application, way)[0] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("effect", EFFECTS.values(), ids=EFFECTS)
+def test_b1_other_fault_has_its_effect_and_no_other(
+    shared: RunningNamespace, shared_application: Application, effect: Effect
+) -> None:
+    application = shared_application
+    for _ in range(3):
+        application.send()
+    with shared.faults.engaged(effect.kind, effect.scope, **effect.arguments):
+        for way in WAYS:
+            error, took_s = use(application, way)
+            if way in effect.denied:
+                assert isinstance(error, effect.denied[way]), way
+            else:
+                assert error is None or way in effect.may_fail, way
+            assert way not in effect.delayed or took_s >= LATENCY_S, way
+    for way in WAYS:
+        eventually(partial(succeeds, application, way))
+    check_contents(shared, application)
+
+
+def check_contents(namespace: RunningNamespace, application: Application) -> None:
+    """Check that what was confirmed and not completed is there, once, and receive all of it."""
+    left = ids_in(namespace, ORDERS)
+    assert len(left) == len({*left})
+    assert {*application.confirmed} - {*application.completed} <= {*left}
+    assert {*left} <= {*application.attempted} - {*application.completed}
+    eventually(lambda: succeeds(application, "receive") and not ids_in(namespace, ORDERS))
+    assert len(application.completed) == len({*application.completed})
+    assert {*application.confirmed} <= {*application.completed}
+
+
+def ids_in(namespace: RunningNamespace, address: Address) -> list[str]:
+    def peek(host: NamespaceHost) -> list[str]:
+        return [each.record.message_id for each in host.use_namespace().peek(address, 0, 100, host.now_ms())]
+
+    return namespace.call(peek)
+
+
+@pytest.mark.slow
+def test_b1_quarantine_costs_one_message_and_all_ways_work(
+    shared: RunningNamespace, shared_application: Application
+) -> None:
+    application = shared_application
+    for _ in range(3):
+        application.send()
+    lost, *_ = shared.call(lambda host: host.use_namespace().peek(ORDERS, 0, 1, host.now_ms()))
+    shared.faults.engage(FaultKind.QUARANTINE, "orders", sequence_number=lost.record.sequence)
+    assert [way for way in WAYS if not succeeds(application, way)] == []
+    assert lost.record.message_id in ids_in(shared, ORDERS._replace(part=QueuePart.DEAD_LETTER))
+    application.confirmed.remove(lost.record.message_id)
+    check_contents(shared, application)
+    assert lost.record.message_id not in application.completed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [FaultKind.SERVER_BUSY, FaultKind.SLOW, FaultKind.QUARANTINE])
+@pytest.mark.parametrize("adapter", WITH_SUBSCRIPTIONS, ids=lambda adapter: adapter.id)
+def test_b1_other_fault_of_a_subscription_leaves_its_topic_alone(
+    contoso: RunningNamespace, runner: asyncio.Runner, adapter: Adapter, kind: FaultKind
+) -> None:
+    scope = "news/Subscriptions/all"
+    with AdaptedApplication(adapter, contoso, runner) as application:
+        for _ in range(3):
+            application.send()
+        if kind is FaultKind.QUARANTINE:
+            (first, *_) = contoso.call(lambda host: host.use_namespace().peek(NEWS, 0, 1, host.now_ms()))
+            contoso.faults.engage(kind, scope, sequence_number=first.record.sequence)
+            assert [way for way in WAYS if not succeeds(application, way)] == []
+            assert count_of(contoso, NEWS._replace(part=QueuePart.DEAD_LETTER)) == 1
+            left = 2
+        else:
+            arguments = {"latency": timedelta(seconds=LATENCY_S)} if kind is FaultKind.SLOW else {}
+            with contoso.faults.engaged(kind, scope, **arguments):
+                found = {way: use(application, way) for way in WAYS}
+            assert found["send"][0] is None
+            assert found["connect"][0] is None
+            assert (found["manage"][0] is not None) is (kind is FaultKind.SERVER_BUSY)
+            if kind is FaultKind.SLOW:
+                assert all(error is None for error, _ in found.values())
+                assert min(found["receive"][1], found["manage"][1]) >= LATENCY_S
+            left = count_of(contoso, NEWS)
+            assert left in {3, 4}
+        for _ in range(left):
+            eventually(partial(succeeds, application, "receive"))
+        assert count_of(contoso, NEWS) == 0
+        for way in ("send", "receive", "manage", "connect"):
+            getattr(application, way)()
 
 
 def test_b1_dropped_connections_cannot_be_opened_again(contoso: RunningNamespace, application: Application) -> None:

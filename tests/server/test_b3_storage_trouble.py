@@ -182,14 +182,24 @@ def test_slow_disk_confirms_all_sends_and_stores_each_once(tmp_path: Path, place
         served.connect() as client,
     ):
         orders = Orders(client, size=100)
-        with slowed(disk, served.process.pid, 10):
+
+        def is_shown() -> bool:
+            _, state, problems = served.health()
+            stall = problems.startswith("the storage has not answered for") and metric(served, "storage_stalled") == 1
+            return stall and state == "degraded" and problems.endswith("sends go to the side buffer")
+
+        with slowed(disk, served.process.pid, 5 if is_buffered else 10):
             for _ in range(3):
                 assert orders.send_many(10) == [ACCEPTED] * 10
+                assert is_buffered or (served.health() == OK and not metric(served, "storage_stalled"))
+            if is_buffered:  # for the time of each commit
+                eventually(is_shown, step=orders.send)
             assert bool(served.lines("storage stalled")) == is_buffered
             assert bool(metric(served, "side_buffer_taken_total")) == is_buffered
         assert not metric(served, refused(ServiceBusCondition.SERVER_BUSY))
         eventually(lambda: served.health() == OK)
         eventually(lambda: not metric(served, "side_buffer_messages"))
+        assert not metric(served, "storage_stalled")
         assert metric(served, "commit_seconds_count") > metric(served, 'commit_seconds_bucket{le="0.25"}')
         orders.check_stored()
 

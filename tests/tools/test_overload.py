@@ -13,16 +13,16 @@ from benchmarks.overload import QUIET_LOAD, Figures, Phase, Resources, verdict
 ROOT = Path(__file__).parents[2]
 
 
-def figures(overload: int, memory_mb: int, latency_ms: float) -> Figures:
+def figures(overload: int, memory_mb: int, latency_ms: float, failed: int = 0, left: int = 0) -> Figures:
     phases = [
         Phase("peak", 1.0, 100),
         Phase("before", 1.0, 30, latencies_ms={0: [10.0]}),
-        Phase("overload", 1.0, overload),
+        Phase("overload", 1.0, overload, failed=failed),
         Phase("after", 1.0, 30, latencies_ms={0: [latency_ms], 14: [latency_ms]}),
     ]
     resources = Resources.__new__(Resources)
     resources.most_bytes = {"peak": 100 << 20, "overload": (100 + memory_mb) << 20}
-    return Figures({phase.name: phase for phase in phases}, resources, 0)
+    return Figures({phase.name: phase for phase in phases}, resources, left)
 
 
 def test_missed_goals_are_named() -> None:
@@ -30,6 +30,8 @@ def test_missed_goals_are_named() -> None:
     assert figures(70, 10, 12.0).missed_goals() == ["throughput"]
     assert figures(90, 300, 12.0).missed_goals() == ["memory"]
     assert figures(90, 10, 100.0).missed_goals() == ["recovery"]
+    assert figures(90, 10, 12.0, failed=1).missed_goals() == ["failed sends"]
+    assert figures(90, 10, 12.0, left=1).missed_goals() == ["lost messages"]
 
 
 def test_peak_without_confirmed_messages_misses_the_throughput() -> None:

@@ -55,7 +55,7 @@ def pairbus(
 
     Pass a connection string as an option, in a variable, or, with @FILE, in a file. Keys are never printed in errors.
 
-    Example: pairbus serve --data ./contoso --name contoso --port 5672
+    Example: pairbus serve --data ./contoso --name contoso --port 5672 --connection-file contoso.txt
 
     Example: pairbus --install-completion
     """

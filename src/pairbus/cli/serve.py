@@ -107,7 +107,7 @@ def serve(config: Path | None = None, **options: Any) -> None:
     Unset options are read from environment variables (PAIRBUS_SERVE_PORT for --port), then from the settings file.
     SIGTERM and Ctrl-C stop the server once pending requests are done; a second one stops it at once.
 
-    Example: pairbus serve --data ./contoso --name contoso --port 5672
+    Example: pairbus serve --data ./contoso --name contoso --port 5672 --connection-file contoso.txt
     """
     try:
         settings = load_settings(options, os.environ, config)

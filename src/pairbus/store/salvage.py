@@ -28,6 +28,8 @@ from pairbus.store.pages import (
     META_FLAG,
     META_PAGES,
     NO_PAGE,
+    OVERFLOW,
+    OVERFLOW_HEADER,
     PAGE_HEADER,
     PAGE_SIZES,
     Meta,
@@ -58,6 +60,9 @@ class DamagedFile:
         self.free: frozenset[int] = frozenset()
         self.has_free_list = False
         """True if it is known which pages hold outdated records."""
+
+        self._last_page = 0
+        """The last page in use; those after it have never been committed."""
 
         self._expected_leaves = 0
         self._leaves: set[int] = set()
@@ -112,6 +117,7 @@ class DamagedFile:
     def _use(self, meta: Meta) -> None:
         self.root = meta.main.root
         self.free, self.has_free_list = self._free_pages(meta)
+        self._last_page = meta.last_page
         self._expected_leaves = meta.main.leaf_pages + meta.free.leaf_pages
 
     def is_sound(self, page: int) -> bool:
@@ -176,17 +182,34 @@ class DamagedFile:
         yield from walk.records(self.root)
 
     def loose_records(self) -> Iterator[tuple[PageNode, bool]]:
-        """Iterate over the readable records of pages that nothing leads to, each with whether it may be outdated."""
+        """Iterate over the readable records of pages that nothing leads to, each with whether it may be outdated.
+
+        A page that is neither free nor part of a large value may be a leaf whose header is damaged, which may hold
+        remains of records that were removed.
+        """
+        end_of_value = 0
         for number in range(len(self._reached)):
-            if not self._reached[number]:
-                page = self._page(number)
-                if PAGE_HEADER.unpack_from(page)[2] == LEAF or sound_pointers(number, page, LEAF) is not None:
-                    may_be_outdated = number in self.free or not self.has_free_list
-                    if not may_be_outdated and sound_pointers(number, page, LEAF) is not None:
-                        self._leaves.add(number)
-                    for node in leaf_nodes(self.pages, number, page):
-                        if node.value is not None:
-                            yield node, may_be_outdated
+            if self._reached[number]:
+                continue
+            page = self._page(number)
+            is_leaf = PAGE_HEADER.unpack_from(page)[2] == LEAF
+            is_current = self.has_free_list and number <= self._last_page and number not in self.free
+            if is_current and number >= end_of_value:
+                end_of_value = self._end_of_value(number, page)
+            if is_current and sound_pointers(number, page, LEAF) is not None:
+                self._leaves.add(number)
+            if is_leaf or (is_current and number >= end_of_value):
+                for node in leaf_nodes(self.pages, number, page):
+                    if node.value is not None:
+                        yield node, not (is_current and is_leaf)
+
+    def _end_of_value(self, number: int, page: bytes) -> int:
+        """Return the page after a large value that begins at a page; 0 if none does, or its header is damaged."""
+        stored, _pad, kind, count = OVERFLOW_HEADER.unpack_from(page)
+        run = range(number, number + count)
+        if (stored, kind) != (number, OVERFLOW) or run.stop > len(self._reached):
+            return 0
+        return 0 if any(self._reached[each] or each in self.free for each in run) else run.stop
 
     def _page(self, number: int) -> bytes:
         return self.pages.read(number)
