@@ -110,7 +110,7 @@ def test_connections_that_wait_to_be_handed_over_are_closed_with_the_listener(ne
 def test_connection_is_closed_and_logged_if_its_protocol_cannot_be_created(
     new_loop: NewLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def make_protocol(_secure: bool) -> asyncio.Protocol:
+    def make_protocol(_accepted: socket.socket, _secure: bool) -> asyncio.Protocol:
         raise RuntimeError("no protocol for this peer")
 
     async def scenario() -> None:
