@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 
-from benchmarks import hostile
+from benchmarks import hostile, hostile_peers
 from pairbus import MessagingFactorySettings, RetryPolicy, SendAvailabilityPairedNamespaceOptions, TokenProvider
 from pairbus.broker import STANDARD, Namespace, QueueDescription, router, rules
 from pairbus.broker import queue as broker_queue
@@ -236,7 +236,7 @@ FIGURES: Final[dict[str, Figures]] = {
         ("In {} phases", count(len(test_hostile_peers.PHASES))),
         ("{} more attacks use a valid key", count(len(test_hostile_peers.KNOWN))),
         ("are confirmed within {} ms; run alone", count(int(hostile.GOAL_MS))),
-        ("of its {} kinds", count(len(hostile.KINDS))),
+        ("of its {} kinds", count(len(hostile_peers.KINDS))),
         ("makes {} guesses over", count(2 * sum(way.total for way in test_guessing_run.WAYS))),
         ("the console: {} are checked", count(2 * len(test_guessing_run.WAYS) * test_guessing_run.LOOKED_AT)),
         ("checked, {} for each name", count(test_guessing_run.LOOKED_AT)),
