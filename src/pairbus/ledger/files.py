@@ -67,6 +67,8 @@ class LedgerFiles:
         self.files_closed = 0
         self.leaves_journals = False
         """True if the next process is to convert the journals to Parquet files; any thread may set it."""
+        self.on_step: Callable[[], object] = lambda: None
+        """Called between the steps of a conversion."""
         self._settings = settings
         self._journals: dict[tuple[str, str], LedgerJournal] = {}
         self._closing: list[LedgerJournal] = []
@@ -145,6 +147,7 @@ class LedgerFiles:
 
     def _convert(self, journal: LedgerJournal) -> None:
         """Convert a journal. If the file exists, a process was killed before it deleted the journal, so only delete."""
+        self.on_step()
         journal.trim()
         path = journal.file_name.parquet_file(self.directory)
         if path.exists():
@@ -169,6 +172,7 @@ class LedgerFiles:
                 journal.size,
             )
         if content.tables:
+            self.on_step()
             write_parquet(path, journal.file_name.table, content.tables)
             self.files_closed += 1
         return True

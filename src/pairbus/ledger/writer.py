@@ -35,6 +35,9 @@ class LedgerWriter:
         self._queue = queue
         self.namespace = namespace
         self._pause = pause
+        self.on_step: Callable[[], object] = lambda: None
+        """Called between the steps of a turn."""
+
         self._unwritten: deque[RowBatch] = deque()
         """Converted rows that are not on disk yet."""
 
@@ -89,8 +92,8 @@ class LedgerWriter:
 
     def _convert(self, taken: QueuedRows, now_ms: int) -> None:
         """Convert all taken rows, or raise and convert none. Invalid rows are a defect, and are not retried."""
-        lives = row_batches(LIVES, self.namespace, taken.lives, self._pause)
-        operations = row_batches(OPERATIONS, self.namespace, taken.operations, self._pause)
+        lives = row_batches(LIVES, self.namespace, taken.lives, self._take_pause)
+        operations = row_batches(OPERATIONS, self.namespace, taken.operations, self._take_pause)
         self._unwritten += [*lives.row_batches, *operations.row_batches]
         if lives.refused:
             _log.error("ledger events rejected events=%d", len(lives.refused), exc_info=lives.failure)
@@ -99,7 +102,12 @@ class LedgerWriter:
             count = len(operations.refused)
             _log.error("ledger operation rows rejected rows=%d", count, exc_info=operations.failure)
 
+    def _take_pause(self) -> None:
+        self.on_step()
+        self._pause()
+
     def _append(self, batch: RowBatch, now_ms: int) -> None:
+        self.on_step()
         rows = batch.row_count
         self._files.append(batch, now_ms)
         if batch.table == LIVES:
