@@ -252,6 +252,8 @@ def _commits(host: NamespaceHost) -> dict[str, object]:
 
 
 def _store(host: NamespaceHost) -> dict[str, object]:
+    if host.is_paused:  # reading from a storage that does not answer would block the event loop
+        return {"stalled_s": host.stalled_s}
     trouble, now_ms = host.trouble(), host.now_ms()
     namespace = host.committer.namespace
     queues, topics = namespace.queues(now_ms), namespace.topics(now_ms)

@@ -327,6 +327,7 @@ class NamespaceServer:
         sections = components.sections(self.settings, host, services.counters, supervisor, services.watchdog)
         diagnostics = services.diagnostics = Diagnostics(BundleDirectory(self.settings.data), host.loop, sections)
         supervisor.report = diagnostics.report
+        host.on_storage_incident.add(diagnostics.report)
         supervisor.add(components.commit_thread(host))
         supervisor.add(components.timers(host))
         supervisor.add(components.dispatcher(services.dispatcher))
