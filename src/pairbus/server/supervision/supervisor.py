@@ -197,8 +197,6 @@ class Supervisor:
             return
         self._report(entry, problem, "component failed, restarting")
         entry.state = ComponentState.RESTARTING
-        entry.restarts += 1
-        self.restarts[entry.kind] += 1
         entry.recent.append(now_s)
         entry.is_restarting = True
         task = asyncio.get_running_loop().create_task(self._restart(entry), name=f"pairbus-restart-{name}")
@@ -207,6 +205,8 @@ class Supervisor:
 
     async def _restart(self, entry: _Entry) -> None:
         name = entry.component.name
+        entry.restarts += 1
+        self.restarts[entry.kind] += 1
         try:
             async with asyncio.timeout(_RESTART_WITHIN_S):
                 restarted = entry.component.restart()
