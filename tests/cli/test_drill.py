@@ -18,7 +18,9 @@ from typer.testing import CliRunner
 
 from pairbus import MessagingFactory, NamespaceManager, SendAvailabilityPairedNamespaceOptions
 from pairbus.broker import Right
+from pairbus.cli.drill import NO_OUTAGES, OUTAGES
 from pairbus.cli.main import app
+from pairbus.fault_kinds import FaultKind
 from pairbus.pairing.backlog import ensure_backlog_queues
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
@@ -185,10 +187,17 @@ def test_drill_with_cannot_connect_asks_first(namespaces: Namespaces, name: str)
     assert namespaces.primary.faults.list() == []
 
 
-def test_drill_with_another_fault_exits_with_2(namespaces: Namespaces) -> None:
-    done = run("drill", *namespaces.options, "--fault", "server-busy")
+def test_drill_with_a_fault_that_is_no_outage_says_why_and_exits_with_2(namespaces: Namespaces) -> None:
+    assert {*OUTAGES, *NO_OUTAGES} == {*FaultKind}
+    done = run("drill", *namespaces.options, "--fault", "storage-stall")
     assert done.returncode == 2
-    assert "--fault must be one of cannot-send, cannot-connect, got 'server-busy'" in reason(done)
+    assert "--fault storage-stall is no outage for a pair: sends get server busy" in reason(done)
+
+
+def test_drill_with_an_unknown_fault_exits_with_2(namespaces: Namespaces) -> None:
+    done = run("drill", *namespaces.options, "--fault", "broken")
+    assert done.returncode == 2
+    assert "--fault must be one of cannot-send, cannot-connect, got 'broken'" in reason(done)
 
 
 # Errors

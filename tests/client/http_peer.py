@@ -48,7 +48,7 @@ def says(data: bytes) -> Answer:
 
 
 def replies(status: int, body: bytes = b"") -> Answer:
-    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     return says(head.encode() + body)
 
 
@@ -77,7 +77,7 @@ def loses(port: int) -> Answer:
 
 async def _ask(port: int, asked: Asked) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(asked.data)
+    writer.write(asked.data.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
     answer = await reader.read()
     writer.close()
     await writer.wait_closed()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ssl
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import InvalidRequestError, MessagingCommunicationError, MessagingTimeoutError
-from pairbus.client.management.http import HttpRequest, HttpResponse, exchange
+from pairbus.client.management.http import MAX_KEPT, HttpConnections, HttpRequest, HttpResponse, exchange
 from pairbus.testing import RunningNamespace, running_namespace
-from tests.client.http_peer import Answer, Peer, peer, replies, says
+from tests.client.http_peer import Answer, Asked, Peer, peer, replies, says
+from tests.waiting import eventually_async
 
 BOUND_S = 20.0
 GET = HttpRequest(method="GET", target="/q?api-version=2021-05")
@@ -230,6 +233,172 @@ def test_on_connected_is_called_before_anything_is_sent() -> None:
         assert reported == ["once"]
 
     asyncio.run(asking())
+
+
+# Connections that are kept
+
+
+class KeepingPeer:
+    """Answers request after request on a connection, with the target of each."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, str]] = []
+        """The number of the connection, the method and the target of each request."""
+
+        self.opened = 0
+        self.ended: list[int] = []
+        self.endpoint = Endpoint("127.0.0.1", 1, tls=False)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.opened += 1
+        number = self.opened
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                line, _, rest = head.partition(b" HTTP/1.1\r\n")
+                self.asked.append((number, line.decode()))
+                await reader.readexactly(int(Asked(b"x\r\n" + rest).headers.get("content-length", "0")))
+                target = line.split()[1]
+                await self._answer(target, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.ended.append(number)
+            writer.close()
+
+    async def _answer(self, target: bytes, writer: asyncio.StreamWriter) -> None:
+        extra = b"Keep-Alive: timeout=0\r\n" if target == b"/brief" else b""
+        response = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%s\r\n%s" % (len(target), extra, target)
+        if target == b"/lost" and self.opened == 1:
+            writer.transport.abort()
+        elif target == b"/half":
+            writer.write(response[:-1])
+        elif target == b"/unasked":
+            writer.write(response)
+            await asyncio.sleep(0)
+            writer.write(response)
+        else:
+            writer.write(response)
+
+
+def with_kept_connections(scenario: Callable[[KeepingPeer, HttpConnections], Awaitable[None]], **options: Any) -> None:
+    async def playing() -> None:
+        opened = KeepingPeer()
+        async with await asyncio.start_server(opened.serve, "127.0.0.1", 0) as server, asyncio.timeout(BOUND_S):
+            opened.endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], tls=False)
+            connections = HttpConnections(opened.endpoint, None, **options)
+            await scenario(opened, connections)
+            await connections.close()
+            await eventually_async(lambda: len(opened.ended) == opened.opened)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(playing())
+
+
+async def fetch(connections: HttpConnections, target: str, method: str = "GET") -> None:
+    request = HttpRequest(method=method, target=target, body=b"content" if method == "PUT" else b"")
+    response = await connections.exchange(request, timeout_s=BOUND_S)
+    assert response.body == target.encode()
+
+
+def test_connection_is_used_again() -> None:
+    async def scenario(opened: KeepingPeer, connections: HttpConnections) -> None:
+        for target, method in (("/1", "GET"), ("/2", "PUT"), ("/3", "DELETE")):
+            await fetch(connections, target, method)
+        assert opened.asked == [(1, "GET /1"), (1, "PUT /2"), (1, "DELETE /3")]
+        assert not opened.ended
+
+    with_kept_connections(scenario)
+
+
+def test_concurrent_requests_use_connections_of_their_own_of_which_some_are_kept() -> None:
+    async def scenario(opened: KeepingPeer, connections: HttpConnections) -> None:
+        for _ in range(2):
+            await asyncio.gather(*(fetch(connections, f"/{number}") for number in range(10)))
+        assert opened.opened == 10 + 10 - MAX_KEPT
+        await eventually_async(lambda: len(opened.ended) == opened.opened - MAX_KEPT)
+
+    with_kept_connections(scenario)
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
+def test_request_on_a_connection_that_was_lost_is_repeated_only_if_that_is_harmless(method: str) -> None:
+    async def scenario(opened: KeepingPeer, connections: HttpConnections) -> None:
+        await fetch(connections, "/1")
+        if method == "GET":
+            await fetch(connections, "/lost")
+            assert opened.asked == [(1, "GET /1"), (1, "GET /lost"), (2, "GET /lost")]
+        else:
+            with pytest.raises(MessagingCommunicationError) as caught:
+                await fetch(connections, "/lost", method)
+            assert caught.value.is_transient
+            assert opened.asked == [(1, "GET /1"), (1, f"{method} /lost")]
+
+    with_kept_connections(scenario)
+
+
+def test_request_that_fails_on_a_new_connection_is_not_repeated() -> None:
+    async def scenario(opened: KeepingPeer, connections: HttpConnections) -> None:
+        with pytest.raises(MessagingCommunicationError):
+            await fetch(connections, "/lost")
+        assert opened.opened == 1
+
+    with_kept_connections(scenario)
+
+
+def test_connection_of_a_request_that_was_cancelled_is_not_used_again() -> None:
+    async def scenario(opened: KeepingPeer, connections: HttpConnections) -> None:
+        await fetch(connections, "/1")
+        task = asyncio.create_task(fetch(connections, "/half"))
+        await eventually_async(lambda: (1, "GET /half") in opened.asked)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        await fetch(connections, "/2")
+        assert opened.asked[-1] == (2, "GET /2")
+
+    with_kept_connections(scenario)
+
+
+def test_response_that_nobody_has_asked_for_is_nobody_s_answer() -> None:
+    async def scenario(opened: KeepingPeer, connections: HttpConnections) -> None:
+        await fetch(connections, "/unasked")
+        await eventually_async(lambda: opened.ended)
+        await fetch(connections, "/2")
+        assert opened.opened == 2
+
+    with_kept_connections(scenario)
+
+
+@pytest.mark.parametrize(("target", "idle_s"), [("/1", 0.05), ("/brief", 60.0)], ids=["ours", "of the server"])
+def test_idle_connection_is_closed_in_time(target: str, idle_s: float) -> None:
+    async def scenario(opened: KeepingPeer, connections: HttpConnections) -> None:
+        await fetch(connections, target)
+        await eventually_async(lambda: opened.ended)
+
+    with_kept_connections(scenario, idle_s=idle_s)
+
+
+def test_closed_connections_are_not_kept() -> None:
+    async def scenario(opened: KeepingPeer, connections: HttpConnections) -> None:
+        await fetch(connections, "/1")
+        await connections.close()
+        await eventually_async(lambda: opened.ended == [1])
+        await fetch(connections, "/2")
+        await eventually_async(lambda: opened.ended == [1, 2])
+
+    with_kept_connections(scenario)
+
+
+def test_connections_that_are_never_closed_end_with_the_loop() -> None:
+    async def asking() -> None:
+        opened = KeepingPeer()
+        server = await asyncio.start_server(opened.serve, "127.0.0.1", 0)
+        endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], tls=False)
+        await fetch(HttpConnections(endpoint, None), "/1")
+        server.close()
+
+    asyncio.run(asking())
+    gc.collect()  # a socket that is left open is reported as an error
 
 
 # TLS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -21,7 +22,9 @@ from pairbus.store.page_nodes import linked_pages
 from pairbus.store.pages import verify
 from pairbus.store.rebuild import DAMAGED, KEPT_FILES, REBUILT
 from pairbus.store.repair import repair
+from pairbus.testing import running_namespace
 from tests.durability.namespace import ALL, DEAD_LETTERS, NOW, QUEUE, make_namespace, open_keeper
+from tests.waiting import eventually
 
 PAGE = 4096
 SENT = [b"%d" % number * 100 for number in range(2_000)]
@@ -201,3 +204,12 @@ def test_e6_file_is_rebuilt_three_times_within_ten_minutes_and_no_more(path: Pat
             keeper.commit(NOW + REBUILD_WINDOW_MS)
         assert keeper.may_rebuild()
         keeper.abandon()
+
+
+def test_b4_rebuild_in_a_server_is_described_in_a_bundle(path: Path) -> None:
+    with running_namespace(data=path) as namespace:
+        strike_branches(path)
+        with suppress(UnconfinedDamageError):
+            namespace.call(lambda host: host.use_namespace().peek(QUEUE, 0, ALL, host.now_ms()))
+        (file,) = eventually(lambda: [*(path / "diagnostics").glob("*-store-rebuild.json")])
+        assert json.loads(file.read_text("utf-8"))["reason"].startswith("the damaged data file was rebuilt: ")

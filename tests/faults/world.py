@@ -50,6 +50,7 @@ class Stage:
         self.namespaces: list[VirtualNamespace] = []
         self.proxies: list[Proxy] = []
         self.factories: list[MessagingFactory] = []
+        self.managers: list[NamespaceManager] = []
         self.durations: list[tuple[str, float]] = []
 
     async def __aenter__(self) -> Self:
@@ -60,6 +61,8 @@ class Stage:
     async def __aexit__(self, *_: object) -> None:
         for factory in self.factories:
             await self.timed("close", factory.close(), OPERATION_S)
+        for manager in self.managers:
+            await manager.close()
         ours = {asyncio.current_task(), *(task for proxy in self.proxies for task in proxy.tasks)}
         theirs = {task for namespace in self.namespaces for task in namespace.tasks}
         left = [task for task in asyncio.all_tasks() if task not in ours | theirs]
@@ -80,7 +83,9 @@ class Stage:
         return factory
 
     def manager_at(self, endpoint: Endpoint, **settings: Any) -> NamespaceManager:
-        return NamespaceManager.create(endpoint, self.key(), _settings(settings))
+        manager = NamespaceManager.create(endpoint, self.key(), _settings(settings))
+        self.managers.append(manager)
+        return manager
 
     def key(self) -> SharedAccessKeyTokenProvider:
         return SharedAccessKeyTokenProvider(KEY.name, KEY.primary_key, clock=self.wall_s)

@@ -316,7 +316,9 @@ def app_key(world: PairWorld) -> SharedAccessKeyTokenProvider:
 
 def app_manager(world: PairWorld) -> NamespaceManager:
     """Return a manager of the secondary with that key."""
-    return NamespaceManager.create(world.secondary_network.endpoint, app_key(world))
+    manager = NamespaceManager.create(world.secondary_network.endpoint, app_key(world))
+    world.managers.append(manager)
+    return manager
 
 
 def set_limits(namespace: VirtualNamespace, limits: Limits) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from pairbus.client.errors import (
     BacklogUnavailableError,
     ClosedError,
+    InternalServerError,
     MessagingCommunicationError,
     MessagingTimeoutError,
 )
@@ -238,6 +240,78 @@ def test_c21_drill_with_the_manager_of_another_namespace_is_rejected() -> None:
         assert not scene.secondary.seen
 
     run(scenario)
+
+
+# In an outage
+
+
+def test_c21_drill_in_an_outage_diverts_the_message_and_delivers_it_afterwards() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        paths: list[str] = []
+
+        @asynccontextmanager
+        async def outage(path: str) -> AsyncIterator[None]:
+            world.primary.disable(path)
+            try:
+                yield
+            finally:
+                assert scene.secondary.seen, "the message is diverted before the outage ends"
+                world.primary.enable(path)
+                paths.append(path)
+
+        async with _syphoning(scene, every_s=5):
+            report = await scene.pair.drill_outage(world.primary_manager(), outage)
+        assert paths == [report.path]
+        (diverted,) = scene.secondary.seen
+        delivered = scene.primary.seen[-1]
+        assert diverted.message.application_properties["x-ms-path"] == report.path == delivered.path
+        assert timedelta() < report.diverted_in < seconds(5)
+        assert report.delivered_in <= seconds(5.1)
+        await _expect_nothing_left(scene)
+
+    run(scenario)
+
+
+def test_c21_drill_whose_outage_does_not_stop_sends_raises() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        with pytest.raises(InternalServerError, match="not diverted") as caught:
+            await scene.pair.drill_outage(world.primary_manager(), lambda _path: nullcontext())
+        assert not caught.value.is_transient
+        assert not scene.secondary.seen
+        await _expect_nothing_left(scene)
+
+    run(scenario)
+
+
+def test_c21_drill_whose_outage_cannot_begin_or_end_raises_its_error() -> None:
+    class BrokenOutage:
+        def __init__(self, path: str, *, begins: bool) -> None:
+            self._path, self._begins = path, begins
+
+        async def __aenter__(self) -> None:
+            if not self._begins:
+                raise RuntimeError("cannot begin")
+
+        async def __aexit__(self, *_: object) -> None:
+            raise RuntimeError("cannot end")
+
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        for begins, expected in ((False, "cannot begin"), (True, "cannot end")):
+            with pytest.raises(RuntimeError, match=expected):
+                await scene.pair.drill_outage(world.primary_manager(), partial(BrokenOutage, begins=begins))
+            await _expect_nothing_left(scene)
+
+    run(scenario)
+
+
+async def _expect_nothing_left(scene: Scene) -> None:
+    assert scene.pair.status().entities == ()
+    assert not await scene.backlog()
+    manager = scene.world.primary_manager()
+    assert sorted(queue.path for queue in await manager.get_queues()) == [ORDERS, OTHERS]
 
 
 @asynccontextmanager

@@ -64,6 +64,7 @@ def options(secondary: str = SECONDARY, manager: str | None = None, **given: Any
 
 def options_in(world: PairWorld, **given: Any) -> SendAvailabilityPairedNamespaceOptions:
     manager = given.pop("manager", None) or world.secondary_manager(**SOON)
+    world.managers.append(manager)
     factory = given.pop("factory", None) or world.secondary_factory(**SOON)
     return SendAvailabilityPairedNamespaceOptions(manager, factory, given.pop("count", 3), **given)
 
@@ -712,6 +713,7 @@ def test_c3_missing_claim_raises_and_the_factory_can_be_paired_with_another_key(
                 await primary.pair_namespace(SendAvailabilityPairedNamespaceOptions(manager, wrong))
             assert not caught.value.is_transient
             assert primary.pairing is None
+            await manager.close()
             manager = NamespaceManager.create(there, TokenProvider.from_key("manager", "manager-2"))
             pair = await primary.pair_namespace(SendAvailabilityPairedNamespaceOptions(manager, right, 2))
             sender = await primary.create_message_sender("orders")
@@ -719,6 +721,7 @@ def test_c3_missing_claim_raises_and_the_factory_can_be_paired_with_another_key(
             pair.engage("orders")
             await sender.send(BrokeredMessage(b"diverted"))
             assert sum((await pair.backlog_depth()).values()) >= 1
+            await manager.close()
 
     play(scenario())
 
@@ -740,6 +743,7 @@ def test_c3_key_without_listen_raises_if_a_syphon_is_enabled(
                 )
             pair = await primary.pair_namespace(SendAvailabilityPairedNamespaceOptions(manager, second, 2))
             assert pair.status().syphon is None
+            await manager.close()
 
     play(scenario())
 
@@ -890,6 +894,8 @@ def test_c3_cancelled_pairing_can_be_repeated(after_ms: int) -> None:
         assert isinstance(await primary.pair_namespace(options_in(world, factory=second)), NamespacePair)
         await primary.close()
         await second.close()
+        for manager in world.managers:
+            await manager.close()
         await asyncio.sleep(1)
         assert {task for task in asyncio.all_tasks() - before if not is_of_the_world(world, task)} == set()
 

@@ -49,7 +49,7 @@ NEWS: Final = Address.of("news", "all")
 WITH_SUBSCRIPTIONS: Final = [adapter for adapter in ADAPTERS if adapter.id in {"python-aio", "javascript", "pairbus"}]
 """The clients that are tested with a subscription: the synchronous ones are tested with a queue."""
 
-RECONNECTING: Final = {"pairbus", "python-aio"}
+RECONNECTING: Final = {"python-aio"}
 """The clients whose management requests open a connection each."""
 
 LOCK_MS: Final = 5_000
@@ -296,7 +296,7 @@ def check_alone(
     kind: FaultKind,
     scope: str | None,
     *,
-    manager_reconnects: bool,
+    manager_reconnects: bool = False,
     address: Address = ORDERS,
 ) -> None:
     """Check that a fault denies its own way, that the others work, and that nothing confirmed is lost."""
@@ -333,7 +333,7 @@ def check_alone(
 def test_b1_each_way_of_being_unavailable_happens_alone(
     contoso: RunningNamespace, application: Application, kind: FaultKind, scope: str | None
 ) -> None:
-    check_alone(contoso, application, kind, scope, manager_reconnects=isinstance(application, OurApplication))
+    check_alone(contoso, application, kind, scope)
 
 
 @pytest.mark.slow

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 import shutil
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -18,6 +20,9 @@ from pairbus.dialect.conditions import ServiceBusCondition
 from pairbus.dialect.management import Operation
 from pairbus.server.host import COMMIT_OVERDUE_S
 from pairbus.server.http.metrics import Metrics, Monitoring
+from pairbus.server.supervision.supervisor import MAX_RESTARTS, Problem
+from pairbus.store.bundles import BundleDirectory
+from pairbus.testing import FaultKind, running_namespace
 from pairbus.wire import (
     ACCEPTED,
     AMQP_VALUE,
@@ -36,9 +41,9 @@ from pairbus.wire import (
 )
 from tests.server.amqp.test_failed_commits import FAILURE, LATER, Peer, Stage, condition_of, declare, value
 from tests.server.amqp.test_failed_commits import play as play_unbuffered
-from tests.server.amqp.wire_client import body_of, text_message
+from tests.server.amqp.wire_client import body_of, connect, text_message
 from tests.server.side_buffer.stage import FAILED, ORDERS, BufferedStage, play, staged
-from tests.waiting import eventually_async
+from tests.waiting import eventually, eventually_async
 
 LIMIT_S = 0.05
 BUSY = ServiceBusCondition.SERVER_BUSY
@@ -314,6 +319,50 @@ def test_b3_message_without_an_id_inside_the_commit_is_the_only_one_stored_twice
         assert stage.kept() == [b"inside", b"inside", b"queued 0", b"queued 1"]
 
     play_unbuffered(scene)
+
+
+# Diagnostics
+
+
+def test_b3_stall_is_described_in_a_bundle_that_only_its_thread_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    thaw = Event()
+    write = BundleDirectory.write
+
+    def write_to_stalled_disk(directory: BundleDirectory, name: str, content: bytes) -> None:
+        assert thaw.wait(120)
+        write(directory, name, content)
+
+    monkeypatch.setattr(BundleDirectory, "write", write_to_stalled_disk)
+    with running_namespace(queues=["orders"], storage_timeout_s=0.2) as namespace, connect(namespace) as client:
+        sender = client.sender("orders")
+        stall = namespace.faults.engage(FaultKind.STORAGE_STALL)
+        for _ in range(2):
+            assert condition_of(client.send(sender, text_message())) == BUSY
+        directory = namespace.data / "diagnostics"
+        assert not directory.exists()
+        thaw.set()
+        (file,) = eventually(lambda: [*directory.glob("*-storage-stall.json")])
+        namespace.faults.clear(stall)
+        bundle = json.loads(file.read_text("utf-8"))
+        assert bundle["reason"].startswith("the storage does not answer: the commit has been running for ")
+        assert bundle["store"].keys() == {"stalled_s"}, "nothing is read from a storage that does not answer"
+        eventually(lambda: client.send(sender, text_message()) == ACCEPTED)
+
+
+def test_b3_many_stalls_are_described_in_few_bundles() -> None:
+    with running_namespace() as namespace:
+        diagnostics = namespace._running._running.services.diagnostics
+        assert diagnostics is not None
+        directory = namespace.data / "diagnostics"
+
+        def report(kind: str) -> str | None:
+            name = namespace.call(lambda _host: diagnostics.report(kind, Problem(reason="a test")))
+            eventually(lambda: name is None or (directory / f"{name}.json").exists())
+            return name
+
+        names = [report("storage-stall") for _ in range(MAX_RESTARTS + 3)]
+        assert [name is not None for name in names] == [True] * (MAX_RESTARTS + 1) + [False] * 2
+        assert report("store-rebuild") is not None
 
 
 # Other requests

@@ -88,10 +88,16 @@ def test_messages_of_a_topic_are_counted_there_and_at_its_subscriptions(namespac
 
 def test_expired_messages_are_counted(namespace: RunningNamespace) -> None:
     short = QueueDescription(default_time_to_live_ms=1_000)
+    kept = QueueDescription(default_time_to_live_ms=1_000, dead_letter_on_expiration=True)
     namespace.call(lambda host: host.use_namespace().create_queue("short", short, host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().create_queue("kept", kept, host.now_ms()))
     with connect(namespace) as client:
-        client.send(client.sender("short"), text_message())
+        for name in ("short", "kept"):
+            client.send(client.sender(name), text_message())
     eventually(lambda: counts(namespace, "short").get("messages_expired") == 1)
+    assert "messages_dead_lettered" not in counts(namespace, "short")
+    eventually(lambda: counts(namespace, "kept").get("messages_expired") == 1)
+    assert counts(namespace, "kept")["messages_dead_lettered"] == 1
 
 
 def test_without_a_key_no_entity_is_named(namespace: RunningNamespace) -> None:
@@ -107,6 +113,16 @@ def test_entities_beyond_the_limit_and_deleted_ones_are_counted_together() -> No
         assert counts(namespace, "q0")["messages_sent"] == 1
         assert counts(namespace, "q3") == {}
         assert counts(namespace, "other")["messages_sent"] == 2
+        found = families(namespace)
+        sizes = {each.labels["entity"]: each.value for each in found["pairbus_entity_size_bytes"].samples}
+        assert sizes.keys() == {"q0", "q1", "other"}
+        assert sizes["other"] == 2 * sizes["q0"] > 0
+        active = {
+            each.labels["entity"]: each.value
+            for each in found["pairbus_entity_messages"].samples
+            if each.labels["state"] == "active"
+        }
+        assert active == {"q0": 1, "q1": 1, "other": 2}
         namespace.call(lambda host: host.use_namespace().delete(Address.of("q0"), host.now_ms()))
         assert counts(namespace, "q0") == {}
         assert counts(namespace, "other")["messages_sent"] == 3

@@ -135,7 +135,7 @@ def with_keys(source: Path | str, use: Callable[[SigningKeys], Awaitable[None]],
         try:
             await use(keys)
         finally:
-            keys.close()
+            keys.stop()
 
     asyncio.run(run())
 
@@ -752,7 +752,7 @@ def test_a8_keys_can_be_closed_while_they_are_fetched() -> None:
             server.may_answer.clear()
             keys.wanted()
             await eventually_async(lambda: server.requests == 2)
-            keys.close()
+            keys.stop()
             await eventually_async(keys.problem)
             server.may_answer.set()
 

@@ -500,7 +500,7 @@ class NamespaceManager(ClosingWrapper):
         return cls._wrapping(AsyncNamespaceManager.from_connection_string(text, settings))
 
     def close(self) -> None:
-        """Reject further operations."""
+        """Reject further operations, and close the connections."""
         self._close(self._inner.close)
 
     def get_namespace_info(self) -> NamespaceInfo:

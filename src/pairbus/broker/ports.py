@@ -154,6 +154,9 @@ class MessageEvent(Enum):
 
     DEFERRED = auto()
     DEAD_LETTERED = auto()
+    EXPIRED_TO_DEAD_LETTERS = auto()
+    """Dead-lettered because it has expired."""
+
     MOVED = auto()
     """Removed from a queue to be routed elsewhere."""
 

@@ -313,7 +313,9 @@ class Router:
         """Move a message that was taken to the dead letters of its entity, or to where these are forwarded."""
         self._begin(self._context.limits.rule_units)
         placements = self._to_dead_letters(holder, record, failure, self._stored_view(record), now_ms)
-        self._move(queue, record, placements, now_ms, MessageEvent.DEAD_LETTERED)
+        has_expired = failure is not None and failure.reason == errors.EXPIRED
+        event = MessageEvent.EXPIRED_TO_DEAD_LETTERS if has_expired else MessageEvent.DEAD_LETTERED
+        self._move(queue, record, placements, now_ms, event)
 
     def activate(self, entity: Destination, record: Record, now_ms: int) -> None:
         """Activate a scheduled message that was taken: give it a new sequence number and route it."""

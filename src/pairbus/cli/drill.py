@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -46,6 +46,20 @@ _PING_INTERVAL: Final = timedelta(seconds=5)
 
 OUTAGES: Final = (FaultKind.CANNOT_SEND, FaultKind.CANNOT_CONNECT)
 """The faults that a pair fails over for."""
+
+_BUSY: Final = "sends get server busy or go to the side buffer, and a pair does not fail over for that"
+NO_OUTAGES: Final[Mapping[FaultKind, str]] = {
+    FaultKind.CANNOT_RECEIVE: "sends still work",
+    FaultKind.CANNOT_MANAGE: "sends still work",
+    FaultKind.SERVER_BUSY: "clients wait and try again, and a pair does not fail over for that",
+    FaultKind.SLOW: "sends are confirmed late, but they are",
+    FaultKind.STORAGE_ERROR: _BUSY,
+    FaultKind.STORAGE_STALL: _BUSY,
+    FaultKind.STORAGE_FULL: _BUSY,
+    FaultKind.COMPONENT_CRASH: "the server restarts the component within seconds, and sends are retried",
+    FaultKind.QUARANTINE: "sends still work, and a message is lost",
+}
+"""The other faults, and why a pair does not fail over for them."""
 
 _SyphonOption = Annotated[
     bool, typer.Option("--syphon", help="run a syphon in this process; without it, one must be running elsewhere")
@@ -117,9 +131,12 @@ def drill(
 
 
 def _kind(fault: str) -> FaultKind:
-    if fault not in OUTAGES:
+    if fault not in {*FaultKind}:
         fail(f"--fault must be one of {', '.join(OUTAGES)}, got {shown(fault)}", USAGE)
-    return FaultKind(fault)
+    kind = FaultKind(fault)
+    if kind not in OUTAGES:
+        fail(f"--fault {kind} is no outage for a pair: {NO_OUTAGES[kind]}; use one of {', '.join(OUTAGES)}", USAGE)
+    return kind
 
 
 def _ask(primary: NamedNamespace) -> None:

@@ -47,12 +47,13 @@ from pairbus.console.reports import ReportApi
 from pairbus.console.sampler import Sampler
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.audit import Actor, AuditAction
+from pairbus.server.components import console
 from pairbus.server.counters import Counters
 from pairbus.server.errors import REFUSABLE, BadRequestError, ServerBusyError, UnauthorizedError, refusal_of
 from pairbus.server.http.call import BodyTooLargeError
 from pairbus.server.log_context import ContextLog, LogValue, peer_of
 from pairbus.server.settings import Settings
-from pairbus.server.supervision.supervisor import Component, SupervisedTask
+from pairbus.server.supervision.supervisor import SupervisedTask
 
 _log = logging.getLogger(__name__)
 
@@ -89,11 +90,9 @@ async def open_console(settings: Settings, services: AmqpServices) -> AsyncItera
     """Yield the routes of the console, and sample the namespace until the context is closed."""
     sampler = Sampler(services)
     await sampler.sample()
-    sampling = SupervisedTask("pairbus-console", sampler.run)
+    sampling = SupervisedTask("pairbus-console", sampler.run, sampler.heartbeat)
     sampling.start()
-    services.supervisor.add(
-        Component(name="console", check=sampling.problem, restart=sampling.start, stop=sampling.stop)
-    )
+    services.supervisor.add(console(sampling, services.host))
     try:
         yield ConsoleRoutes(sampler, settings, ConsoleAuth(services, settings.name)).routes()
     finally:

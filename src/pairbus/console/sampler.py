@@ -16,6 +16,7 @@ from pairbus.console.counts import BacklogDestinations, EntityCount, EntityCount
 from pairbus.console.pair_events import PairEventLog, Switch
 from pairbus.console.reports import Reports
 from pairbus.fault_kinds import CrashComponent
+from pairbus.heartbeat import Heartbeat
 from pairbus.pairing.report import PairReport, ReportRecipient
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.store import StoreError
@@ -150,6 +151,7 @@ class Sampler:
     def __init__(self, services: AmqpServices) -> None:
         self.services = services
         self.started_ms = services.host.now_ms()
+        self.heartbeat = Heartbeat()
         self.timeline = Timeline()
         self.events = PairEventLog(self.started_ms)
         self.destinations = BacklogDestinations()
@@ -218,6 +220,7 @@ class Sampler:
         """Take samples until cancelled."""
         while True:
             started_s = time.monotonic()
+            self.heartbeat.beat()
             if self.services.host.faults:
                 self.services.host.faults.crash(CrashComponent.CONSOLE)
             try:
@@ -258,6 +261,7 @@ class Sampler:
         self._changed = asyncio.get_running_loop().create_future()
 
     async def _pause(self, viewed_s: float, unviewed_s: float) -> None:
+        self.heartbeat.beat(unviewed_s)
         if self._viewers:
             await asyncio.sleep(viewed_s)
             return

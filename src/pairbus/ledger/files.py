@@ -68,6 +68,8 @@ class LedgerFiles:
         self.files_closed = 0
         self.leaves_journals = False
         """True if the next process is to convert the journals to Parquet files; any thread may set it."""
+        self.on_step: Callable[[], object] = lambda: None
+        """Called between the steps of a conversion."""
         self._settings = settings
         self._journals: dict[tuple[str, str], LedgerJournal] = {}
         self._closing: list[LedgerJournal] = []
@@ -146,6 +148,7 @@ class LedgerFiles:
 
     def _convert(self, journal: LedgerJournal) -> None:
         """Convert a journal. If the file exists, a process was killed before it deleted the journal, so only delete."""
+        self.on_step()
         journal.segment.trim()  # otherwise the rows of a failed append could end up in the journal twice
         path = journal.file_name.parquet_file(self.directory)
         if path.exists():
@@ -170,6 +173,7 @@ class LedgerFiles:
                 journal.segment.size,
             )
         if content.tables:
+            self.on_step()
             write_parquet(path, journal.file_name.table, content.tables)
             self.files_closed += 1
         return True
@@ -233,6 +237,9 @@ class LedgerWriter:
         self._queue = queue
         self.namespace = namespace
         self._pause = pause
+        self.on_step: Callable[[], object] = lambda: None
+        """Called between the steps of a turn."""
+
         self._unwritten: deque[RowBatch] = deque()
         """Converted rows that are not on disk yet."""
 
@@ -287,8 +294,8 @@ class LedgerWriter:
 
     def _convert(self, taken: QueuedRows, now_ms: int) -> None:
         """Convert all taken rows, or raise and convert none. Invalid rows are a defect, and are not retried."""
-        events = row_batches(LIVES, self.namespace, taken.events, self._pause)
-        operations = row_batches(OPERATIONS, self.namespace, taken.operations, self._pause)
+        events = row_batches(LIVES, self.namespace, taken.events, self._take_pause)
+        operations = row_batches(OPERATIONS, self.namespace, taken.operations, self._take_pause)
         self._unwritten += [*events.row_batches, *operations.row_batches]
         if events.refused:
             _log.error("ledger events rejected events=%d", len(events.refused), exc_info=events.failure)
@@ -297,7 +304,12 @@ class LedgerWriter:
             count = len(operations.refused)
             _log.error("ledger operation rows rejected rows=%d", count, exc_info=operations.failure)
 
+    def _take_pause(self) -> None:
+        self.on_step()
+        self._pause()
+
     def _append(self, batch: RowBatch, now_ms: int) -> None:
+        self.on_step()
         rows = batch.row_count
         self._files.append(batch, now_ms)
         if batch.table == LIVES:

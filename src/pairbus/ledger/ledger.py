@@ -12,6 +12,7 @@ from threading import Event as Flag
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
+from pairbus.heartbeat import Heartbeat
 from pairbus.ledger.events import LifecycleEvent, OperationCounts, OperationKey, operation_rows
 from pairbus.ledger.settings import (
     LedgerDirectoryError,
@@ -54,9 +55,10 @@ class Ledger:
         self._settings = settings
         self._clock = clock
         self._closing = Flag()
-        self._turn_s: float | None = None
-        """Start of the running turn, by ``time.monotonic``."""
+        self.heartbeat = Heartbeat()
+        """Beats at each step of a turn: a batch that was written, or a journal that was converted."""
 
+        writer.on_step = files.on_step = self.heartbeat.beat
         self._start_thread()
 
     def _start_thread(self) -> None:
@@ -158,24 +160,18 @@ class Ledger:
         """Return whether the thread has ended without being closed."""
         return not self._thread.is_alive() and not self._closing.is_set()
 
-    @property
-    def turn_s(self) -> float:
-        """Return for how long the thread has been writing; 0 while it waits for rows."""
-        began_s = self._turn_s
-        return 0.0 if began_s is None else time.monotonic() - began_s
-
     def restart(self) -> None:
         """Start another thread, if it has ended: it goes on with the queued rows."""
         if self.has_lost_thread:
-            self._turn_s = None
+            self.heartbeat.rest()
             self._start_thread()
 
     def _run(self) -> None:
         settings = self._settings
         while not self._closing.wait(settings.flush_s if self._writer.error is None else settings.retry_s):
-            self._turn_s = time.monotonic()
+            self.heartbeat.beat()
             self._writer.turn(self._clock())
-            self._turn_s = None
+            self.heartbeat.rest()
         self._writer.finish(self._clock())
 
 

@@ -32,6 +32,7 @@ from pairbus.broker import (
     RuleDescription,
 )
 from pairbus.broker.descriptions import KIND_OF
+from pairbus.heartbeat import Heartbeat
 from pairbus.server.declaration import Declaration, declared_entities
 from pairbus.server.errors import UnauthorizedError, refusal_of
 from pairbus.server.settings import SETTINGS, Settings
@@ -197,6 +198,7 @@ class AuditWriter:
         self._unreported = 0
         self._changed = Condition()
         self._is_closing = False
+        self.heartbeat = Heartbeat()
         self.written_count = 0
         self.lost_count = 0
         self.error: Exception | None = None
@@ -253,8 +255,10 @@ class AuditWriter:
 
     def _wait(self) -> list[bytes]:
         """Wait for lines and return them; none if the log is closed. They stay queued until they are written."""
+        self.heartbeat.rest()
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            self.heartbeat.beat()
             return [*self._waiting]
 
     def _fail(self, error: Exception) -> bool:
@@ -262,6 +266,7 @@ class AuditWriter:
         if self.error is None:
             _log.error('audit log failed, retrying path=%s error="%s"', self._files.path, error)
         self.error = error
+        self.heartbeat.beat(_RETRY_S)
         with self._changed:
             return not self._changed.wait_for(lambda: self._is_closing, _RETRY_S)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final, Protocol
 
+from pairbus.heartbeat import Heartbeat
 from pairbus.ledger import Ledger
 from pairbus.server.audit import AuditWriter
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
+from pairbus.server.index_check import INDEX, IndexCheck
 from pairbus.server.jwt import SigningKeys
 from pairbus.server.listener import Listener
 from pairbus.server.metering import OperationMeter
@@ -18,12 +20,23 @@ from pairbus.server.scrubbing import Scrubber
 from pairbus.server.settings import SETTINGS, Settings
 from pairbus.server.side_buffer.buffer import SideBuffer
 from pairbus.server.supervision.diagnostics import BundleSection, Diagnostics
-from pairbus.server.supervision.supervisor import Component, Problem, Supervisor
+from pairbus.server.supervision.supervisor import Component, Problem, SupervisedTask, Supervisor
 from pairbus.server.supervision.watchdog import LoopWatchdog
 from pairbus.server.throttle.throttle import ThrottleTimer
 
-_TURN_S: Final = 30.0
-"""Time that the ledger may take to write before it counts as stuck."""
+MAX_SILENCE_S: Final[Mapping[str, float]] = {
+    "audit-log": 10.0,
+    "console": 60.0,
+    "diagnostics": 30.0,
+    "index": 10.0,
+    "ledger": 4.0,  # it beats at each batch and each file: the next takes less than a second on a disk that works
+    "scrubber": 60.0,
+    "side-buffer": 60.0,
+    "side-buffer disk": 10.0,
+    "signing-keys": 60.0,
+    "watchdog": 10.0,
+}
+"""Time between two heartbeats of a component after which it counts as hung: generous, for busy machines."""
 
 _MAY_HOLD_SECRETS: Final = frozenset({"jwt_keys"})
 """Settings that are not marked as secret, but may be an address with a secret in it."""
@@ -32,9 +45,26 @@ _MAY_HOLD_SECRETS: Final = frozenset({"jwt_keys"})
 class WatchedThread(Protocol):
     """A part with a thread of its own."""
 
+    heartbeat: Heartbeat
+
     @property
     def has_lost_thread(self) -> bool:
         """Return whether the thread has ended without being closed."""
+
+
+class WatchedTask(Protocol):
+    """A part with a task of its own."""
+
+    @property
+    def heartbeat(self) -> Heartbeat: ...
+
+    def problem(self) -> Problem | None:
+        """Return why the task has ended; ``None`` while it runs."""
+
+    def start(self) -> None:
+        """Start the task, or start it again."""
+
+    def stop(self) -> None: ...
 
 
 def timers(host: NamespaceHost) -> Component:
@@ -59,12 +89,36 @@ def commit_thread(host: NamespaceHost) -> Component:
 
 
 def _thread(name: str, part: WatchedThread, restart: Callable[[], object]) -> Component:
-    """Return a component that has failed when its thread has ended."""
-    return Component(
-        name=name,
-        check=lambda: Problem(reason="its thread has ended") if part.has_lost_thread else None,
-        restart=restart,
-    )
+    """Return a component that has failed when its thread has ended, and is stuck while its thread hangs."""
+
+    def problem() -> Problem | None:
+        if part.has_lost_thread:
+            return Problem(reason="its thread has ended")
+        return _silence(name, part.heartbeat.silent_s, is_stuck=True)
+
+    return Component(name=name, check=problem, restart=restart)
+
+
+def _task(name: str, part: WatchedTask, host: NamespaceHost | None = None) -> Component:
+    """Return a component that has failed when its task has ended or hangs.
+
+    While the storage of ``host`` does not answer, which is reported, nothing is expected of its tasks.
+    """
+
+    def problem() -> Problem | None:
+        if host is not None and host.is_paused:
+            part.heartbeat.excuse()
+        heartbeat = part.heartbeat
+        return part.problem() or _silence(name, heartbeat.silent_s, is_stuck=heartbeat.is_in_thread)
+
+    return Component(name=name, check=problem, restart=part.start, stop=part.stop)
+
+
+def _silence(name: str, silent_s: float, *, is_stuck: bool) -> Problem | None:
+    """Return the problem of a component without a heartbeat; a thread cannot be cancelled, so it is stuck."""
+    if silent_s <= MAX_SILENCE_S[name]:
+        return None
+    return Problem(reason=f"it hangs: no heartbeat for {silent_s:.0f} s", is_stuck=is_stuck)
 
 
 def audit_log(writer: AuditWriter) -> Component:
@@ -84,7 +138,15 @@ def throttle(timer: ThrottleTimer) -> Component:
 
 
 def signing_keys(keys: SigningKeys) -> Component:
-    return Component(name="signing-keys", check=keys.problem, restart=keys.start, stop=keys.close)
+    return _task("signing-keys", keys)
+
+
+def index(check: IndexCheck) -> Component:
+    return _task(INDEX, check, check.host)
+
+
+def console(sampling: SupervisedTask, host: NamespaceHost) -> Component:
+    return _task("console", sampling, host)
 
 
 def dispatcher(part: Dispatcher) -> Component:
@@ -95,12 +157,20 @@ def listener(part: Listener) -> Component:
     return Component(name="listener", check=part.problem, restart=part.restart, stop=part.close, is_essential=True)
 
 
-def side_buffer(part: SideBuffer) -> Component:
-    return Component(name="side-buffer", check=part.problem, restart=part.start, stop=part.stop)
+def side_buffer(part: SideBuffer, host: NamespaceHost) -> Component:
+    task = _task("side-buffer", part, host)
+
+    def problem() -> Problem | None:
+        disk = _silence("side-buffer disk", part.disk_silent_s(), is_stuck=True)
+        if disk is not None:
+            part.heartbeat.excuse()
+        return task.check() or disk
+
+    return replace(task, check=problem)
 
 
-def scrubber(part: Scrubber) -> Component:
-    return Component(name="scrubber", check=part.problem, restart=part.start, stop=part.stop)
+def scrubber(part: Scrubber, host: NamespaceHost) -> Component:
+    return _task("scrubber", part, host)
 
 
 def ledger(part: Ledger, meter: OperationMeter) -> Component:
@@ -109,9 +179,7 @@ def ledger(part: Ledger, meter: OperationMeter) -> Component:
             return Problem(reason="its thread has ended")
         if meter.failure is not None:
             return Problem(reason=f"the meter failed with {type(meter.failure).__name__}", error=meter.failure)
-        if part.turn_s > _TURN_S:
-            return Problem(reason=f"it has been writing for {part.turn_s:.0f} s", is_stuck=True)
-        return None
+        return _silence("ledger", part.heartbeat.silent_s, is_stuck=True)
 
     def restart() -> None:
         meter.failure = None
@@ -184,6 +252,8 @@ def _commits(host: NamespaceHost) -> dict[str, object]:
 
 
 def _store(host: NamespaceHost) -> dict[str, object]:
+    if host.is_paused:  # reading from a storage that does not answer would block the event loop
+        return {"stalled_s": host.stalled_s}
     trouble, now_ms = host.trouble(), host.now_ms()
     namespace = host.committer.use_namespace()
     queues, topics = namespace.queues(now_ms), namespace.topics(now_ms)

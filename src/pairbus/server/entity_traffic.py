@@ -15,6 +15,7 @@ _REPEATED: Final = MessageEvent.REPEATED
 _RECEIVED: Final = MessageEvent.RECEIVED
 _COMPLETED: Final = MessageEvent.COMPLETED
 _EXPIRED: Final = MessageEvent.EXPIRED
+_EXPIRED_TO_DEAD_LETTERS: Final = MessageEvent.EXPIRED_TO_DEAD_LETTERS
 _FOUND: Final = MessageEvent.FOUND
 _ROUTED: Final = MessageEvent.ROUTED
 _MAIN: Final = QueuePart.MAIN
@@ -66,7 +67,7 @@ class EntityTraffic:
     def __init__(self, max_entities: int = MAX_ENTITIES, then: EventSink | None = None) -> None:
         self.counts: dict[Address, TrafficCounts] = {}
         self.other = TrafficCounts()
-        self._max_entities = max_entities
+        self.max_entities = max_entities
         self._then = then
         self._last_address: Address | None = None
         self._last = self.other
@@ -87,14 +88,14 @@ class EntityTraffic:
             elif event is _SENT or event is _REPEATED:
                 counts.sent += 1
                 counts.sent_bytes += record.size
-            elif event is _EXPIRED:
+            elif event is _EXPIRED or event is _EXPIRED_TO_DEAD_LETTERS:
                 counts.expired += 1
         if self._then is not None:
             self._then.note(event, address, record, body)
 
     def _find(self, address: Address) -> TrafficCounts:
         counts = self.counts.get(address)
-        if counts is None and len(self.counts) < self._max_entities:
+        if counts is None and len(self.counts) < self.max_entities:
             counts = self.counts[address] = TrafficCounts()
         self._last_address, self._last = address, counts or self.other
         return self._last
@@ -117,7 +118,7 @@ _METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "messages_received": ("received", "Messages that applications received from an entity"),
     "messages_completed": ("completed", "Messages of an entity that were completed"),
     "messages_dead_lettered": ("dead_lettered", "Messages that were moved to an entity's dead-letter queue"),
-    "messages_expired": ("expired", "Messages that expired in an entity, and were not dead-lettered"),
+    "messages_expired": ("expired", "Messages that expired in an entity, dead-lettered or not"),
     "sent_bytes": ("sent_bytes", "Size of the messages that applications sent to an entity"),
     "received_bytes": ("received_bytes", "Size of the messages that applications received from an entity"),
 }

@@ -12,7 +12,10 @@ from pairbus.dialect.transfer import TransferError, read_transfer
 from pairbus.ledger.events import LedgerEvent, LifecycleEvent, Stage
 from pairbus.ledger.settings import LedgerStatus
 
-_EVENTS: Final = {moment: LedgerEvent[moment.name] for moment in MessageEvent}
+_EVENTS: Final = {
+    moment: LedgerEvent.DEAD_LETTERED if moment is MessageEvent.EXPIRED_TO_DEAD_LETTERS else LedgerEvent[moment.name]
+    for moment in MessageEvent
+}
 _ARRIVALS: Final = frozenset({MessageEvent.ACCEPTED, MessageEvent.REPEATED, MessageEvent.FOUND})
 _ORDINAL_BITS: Final = 22
 """Ordinals start with the time at which the process was started, so that those of later processes are larger."""

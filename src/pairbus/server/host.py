@@ -127,6 +127,8 @@ class HostEvents:
         self.on_timers_restarted: Callbacks[[]] = Callbacks()
         self.on_index_fault: Callbacks[[IndexFault]] = Callbacks()
         """Called when the broker has found that the index of an entity is inconsistent."""
+        self.on_storage_incident: Callbacks[[str, Problem]] = Callbacks()
+        """Called with a name and the problem when the storage stalls, and when the data file was rebuilt."""
 
 
 class NamespaceHost(HostEvents):
@@ -304,6 +306,8 @@ class NamespaceHost(HostEvents):
                 each.lost,
                 each.kept,
             )
+            problem = Problem(reason=f"the damaged data file was rebuilt: {each.reason}")
+            self.loop.call_soon(self.on_storage_incident, "store-rebuild", problem)
         for error in failed[self._logged_failed_rebuilds :]:
             _log.error('store not rebuilt namespace=%s error="%s"', self.name, error)
         self._logged_rebuilds, self._logged_failed_rebuilds = len(done), len(failed)
@@ -613,6 +617,8 @@ class NamespaceHost(HostEvents):
         if is_loading:
             self._ready.set()
             self.loop.call_soon(self.on_resumed)
+        problem = Problem(reason=f"the storage does not answer: the {task} has been running for {age_s:.1f} s")
+        self.loop.call_soon(self.on_storage_incident, "storage-stall", problem)  # the waiting sends come first
 
     def _commit_ended(self) -> None:
         """Continue after a commit. If it has failed, or was withdrawn, the namespace is loaded now."""

@@ -7,12 +7,12 @@ with traffic are then compared with the store, message by message, and so are, s
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from pairbus.broker import Address, EntityNotFoundError, IndexAudit, IndexFault, Namespace
+from pairbus.heartbeat import Heartbeat
 from pairbus.server.host import NamespaceHost
 from pairbus.server.supervision.supervisor import WINDOW_S, Component, Problem, SupervisedTask, Supervisor
 from pairbus.store import StoreError
@@ -64,7 +64,7 @@ class _DamagedRanges:
     """The ranges of keys on damaged pages of the store."""
 
     def __init__(self, host: NamespaceHost) -> None:
-        self._host = host
+        self.host = host
         self._page_count = 0
         self._ranges: list[tuple[bytes, bytes | None]] = []
 
@@ -73,7 +73,7 @@ class _DamagedRanges:
 
         Those are in the index alone until they are read and quarantined: a reload would forget them without a stub.
         """
-        committer = self._host.committer
+        committer = self.host.committer
         pages = committer.damaged_pages[committer.replaced_pages :]
         if len(pages) != self._page_count:
             self._page_count = len(pages)
@@ -90,10 +90,11 @@ class IndexCheck:
     def __init__(
         self, host: NamespaceHost, supervisor: Supervisor, stopwatch: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._host = host
+        self.host = host
         self._supervisor = supervisor
         self._stopwatch = stopwatch
-        self._task = SupervisedTask("pairbus-index-check", self._run)
+        self.heartbeat = Heartbeat()
+        self._task = SupervisedTask("pairbus-index-check", self._run, self.heartbeat)
         self._damaged = _DamagedRanges(host)
         self._audited: Namespace | None = None
         self._passes: tuple[tuple[_Pass, float], ...] = ()
@@ -108,25 +109,29 @@ class IndexCheck:
         host.on_index_fault.add(self._note)
         host.on_rebuilt.add(self._forget_all)
 
-    def component(self) -> Component:
-        return Component(name=INDEX, check=self._task.problem, restart=self.start, stop=self._task.stop)
-
     def start(self) -> None:
         self._restart()
         self._task.start()
+
+    def problem(self) -> Problem | None:
+        """Return why the check has ended; ``None`` while it goes on."""
+        return self._task.problem()
+
+    def stop(self) -> None:
+        self._task.stop()
 
     async def close(self) -> None:
         await self._task.close()
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(EVERY_S)
+            await self.heartbeat.sleep(EVERY_S)
             self.check()
 
     def check(self) -> None:
         """Audit a slice of the namespace; what is found is a problem of the entity."""
         self._unwatch_repaired()
-        if self._host.is_paused:  # reading from a storage that does not answer would block the event loop
+        if self.host.is_paused:  # reading from a storage that does not answer would block the event loop
             return
         try:
             self._audit_slice()
@@ -134,7 +139,7 @@ class IndexCheck:
             self._restart()
 
     def _audit_slice(self) -> None:
-        namespace = self._host.committer.use_namespace()
+        namespace = self.host.committer.use_namespace()
         if namespace is not self._audited:
             self._audited = namespace
             self._passes = self._passes_of(namespace.audit(self._damaged.holds))
@@ -171,13 +176,13 @@ class IndexCheck:
 
     def _problem_of(self, address: Address) -> Problem | None:
         reason = self._faults.get(address)
-        if reason is None or self._host.is_paused or self._is_on_damaged_page(address):
+        if reason is None or self.host.is_paused or self._is_on_damaged_page(address):
             return None
         return Problem(reason=f"the index of '{address}' is inconsistent: {reason}")
 
     def _is_on_damaged_page(self, address: Address) -> bool:
         try:
-            entity_id = self._host.committer.use_namespace().entity_id(address)
+            entity_id = self.host.committer.use_namespace().entity_id(address)
         except StoreError:  # it cannot be read now, which the host reports
             return True
         return entity_id is not None and self._damaged.holds(entity_id)
@@ -185,12 +190,12 @@ class IndexCheck:
     def _reload(self, address: Address) -> None:
         self._faults.pop(address, None)
         try:
-            self._host.use_namespace().reload(address, self._host.now_ms())
+            self.host.use_namespace().reload(address, self.host.now_ms())
         except EntityNotFoundError:  # it was deleted meanwhile
             self._unwatch(address)
 
     def _suspend(self, address: Address) -> None:
-        self._host.use_namespace().suspend(address, self._host.now_ms())
+        self.host.use_namespace().suspend(address, self.host.now_ms())
 
     def _unwatch_repaired(self) -> None:
         """Forget entities without a fault in the last minute, unless they were stopped."""

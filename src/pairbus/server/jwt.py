@@ -41,6 +41,7 @@ from jwt.utils import base64url_decode, base64url_encode
 
 from pairbus.broker import Right
 from pairbus.callbacks import Callbacks
+from pairbus.heartbeat import Heartbeat
 from pairbus.server.access import NEVER_MS, Grant
 from pairbus.server.errors import InvalidCredentialsError, UnauthorizedError
 from pairbus.server.supervision.supervisor import Problem, SupervisedTask
@@ -113,7 +114,8 @@ class SigningKeys:
         self._refresh_s = refresh_s
         self._pause_s = pause_s
         self._is_wanted = asyncio.Event()
-        self._task = SupervisedTask("pairbus-signing-keys", self._run)
+        self.heartbeat = Heartbeat()
+        self._task = SupervisedTask("pairbus-signing-keys", self._run, self.heartbeat)
         self.start()
 
     @classmethod
@@ -151,21 +153,23 @@ class SigningKeys:
         """Return why the keys are not read any more; ``None`` while they are."""
         return self._task.problem()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self._task.stop()
 
     async def _run(self) -> None:
         while True:
+            self.heartbeat.beat(self._refresh_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._refresh_s - self._pause_s)):
                     await self._is_wanted.wait()
             self._is_wanted.clear()
+            self.heartbeat.beat()
             await self._refresh()
-            await asyncio.sleep(self._pause_s)
+            await self.heartbeat.sleep(self._pause_s)
 
     async def _refresh(self) -> None:
         try:
-            keys = await asyncio.to_thread(_read_keys, self._source)
+            keys = await self.heartbeat.in_thread(_read_keys, self._source)
         except Exception as error:  # noqa: BLE001 (any error: without this task no new key would ever be found)
             if str(error) != self._failure:  # a file is looked at often
                 _log.warning('signing keys not refreshed source=%s error="%s"', self._source, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import selectors
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
@@ -225,6 +226,9 @@ MakeProtocol = Callable[[socket.socket, bool], asyncio.Protocol]
 """Creates the protocol of a connection; the second argument is true with TLS."""
 
 
+_Selector: Final[Callable[[], selectors.BaseSelector]] = getattr(selectors, "PollSelector", selectors.SelectSelector)
+"""A selector without a file descriptor of its own: there may be none left."""
+
 _HINT: Final = ' hint="the client may not trust the certificate, see pairbus trust"'
 
 
@@ -278,6 +282,10 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._bound: list[tuple[str, int]] = []
         """Addresses and ports to listen on."""
+        self._paused: set[socket.socket] = set()
+        """Listening sockets that accept nothing for a while, after an error for lack of resources."""
+        self._neglected: set[socket.socket] = set()
+        """Listening sockets with connections at the last check, for which the loop has not called since."""
         self._failure: Exception | None = None
         self.crash_point: Callable[[], object] = lambda: None
         """Called with each connection; an injected fault raises an error here."""
@@ -325,13 +333,25 @@ class Listener:
         return bound
 
     def problem(self) -> Problem | None:
-        """Return a defect, or that a listening socket is closed."""
+        """Return a defect, or that a listening socket is closed, or that the event loop has lost it.
+
+        Called twice a second: the loop calls for a socket that had connections then before the next call.
+        """
         if self._failure is not None:
             return Problem(reason=f"accepting failed with {type(self._failure).__name__}", error=self._failure)
         count = sum(listening.fileno() >= 0 for listening in self._sockets)
         if count != len(self._bound):
             return Problem(reason=f"{len(self._bound)} sockets should listen, but {count} are open")
-        return None
+        before, self._neglected = self._neglected, self._readable()
+        return Problem(reason="the event loop does not watch a socket") if before & self._neglected else None
+
+    def _readable(self) -> set[socket.socket]:
+        """Return the sockets with connections to accept."""
+        with _Selector() as selector:
+            for listening in self._sockets:
+                if listening not in self._paused:
+                    selector.register(listening, selectors.EVENT_READ)
+            return {key.fileobj for key, _ in selector.select(0) if isinstance(key.fileobj, socket.socket)}
 
     def restart(self) -> None:
         """Listen again on the same addresses and ports; existing connections are not affected. Raise ``ListenError``.
@@ -349,6 +369,8 @@ class Listener:
                 self._loop.remove_reader(listening)
                 listening.close()
         self._sockets.clear()
+        self._paused.clear()
+        self._neglected.clear()
 
     def close(self) -> None:
         """Stop to accept connections, and close those that have no protocol yet."""
@@ -362,6 +384,7 @@ class Listener:
             task.cancel()
 
     def _accept(self, listening: socket.socket) -> None:
+        self._neglected.discard(listening)
         try:
             self._accept_some(listening)
         except Exception as error:  # noqa: BLE001 (the supervisor restarts the listener)
@@ -394,9 +417,11 @@ class Listener:
         pause_s = _CLOSED_WITHIN_S if evicted else _PAUSE_S
         _log.error('accept failed, pausing seconds=%g evicted=%d error="%s"', pause_s, evicted, error)
         self._loop.remove_reader(listening)
+        self._paused.add(listening)
         self._loop.call_later(pause_s, self._resume, listening)
 
     def _resume(self, listening: socket.socket) -> None:
+        self._paused.discard(listening)
         if listening in self._sockets:
             self._loop.add_reader(listening, self._accept, listening)
 

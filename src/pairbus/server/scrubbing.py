@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Final
 
 from pairbus.broker.message import QueueId
+from pairbus.heartbeat import Heartbeat
 from pairbus.server.host import NamespaceHost
 from pairbus.server.supervision.supervisor import Problem, SupervisedTask
 from pairbus.store import StoreError, UnconfinedDamageError
@@ -48,7 +48,8 @@ class Scrubber:
         self._host = host
         self._data_file = data_file
         self._period_s = period_s
-        self._task = SupervisedTask("pairbus-scrubber", self._run)
+        self.heartbeat = Heartbeat()
+        self._task = SupervisedTask("pairbus-scrubber", self._run, self.heartbeat)
         self._reported = set(host.committer.recovery.damaged)
         self.records = 0
         """Number of records that were read since the start."""
@@ -78,16 +79,16 @@ class Scrubber:
         await self._task.close()
 
     async def _run(self) -> None:
-        await asyncio.sleep(min(_LONGEST_PAUSE_S, self._period_s))  # a start has enough to do
+        await self.heartbeat.sleep(min(_LONGEST_PAUSE_S, self._period_s))  # a start has enough to do
         while True:
             began_s = self._host.loop.time()
             try:
                 await self.scrub()
             except (OSError, StoreError) as error:
                 _log.warning('scrubbing interrupted namespace=%s error="%s"', self._host.name, error)
-                await asyncio.sleep(_RETRY_S)
+                await self.heartbeat.sleep(_RETRY_S)
                 continue
-            await asyncio.sleep(max(_RETRY_S, began_s + self._period_s - self._host.loop.time()))
+            await self.heartbeat.sleep(max(_RETRY_S, began_s + self._period_s - self._host.loop.time()))
 
     async def scrub(self) -> None:
         """Run one pass. Raises ``OSError`` or ``StoreError`` if the file cannot be read."""
@@ -95,7 +96,7 @@ class Scrubber:
         read_bytes = 0
         pace = ScrubPace(self._period_s, self._host.loop.time())
         while position is not None:
-            found = await asyncio.to_thread(scrub_slice, self._data_file, position, _SLICE_BYTES)
+            found = await self.heartbeat.in_thread(scrub_slice, self._data_file, position, _SLICE_BYTES)
             self.records += found.records
             read_bytes += found.size_bytes
             await self._check(found)
@@ -103,7 +104,7 @@ class Scrubber:
             used_bytes = max(self._host.committer.used_bytes, read_bytes, 1)
             self.progress = read_bytes / used_bytes
             if position is not None:
-                await asyncio.sleep(pace.pause_s(found.size_bytes / used_bytes, self._host.loop.time()))
+                await self.heartbeat.sleep(pace.pause_s(found.size_bytes / used_bytes, self._host.loop.time()))
         self.passes += 1
         self.progress = 0.0
         self.last_pass_ms = self._host.wall_ms()
@@ -140,4 +141,4 @@ class Scrubber:
             position = host.use_namespace().inspect(host.now_ms(), position, _INSPECTED_AT_ONCE)
             if position is None:
                 return
-            await asyncio.sleep(0)
+            await self.heartbeat.sleep(0)

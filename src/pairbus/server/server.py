@@ -338,11 +338,12 @@ class NamespaceServer:
         sections = components.sections(self.settings, host, services.counters, supervisor, services.watchdog)
         diagnostics = services.diagnostics = Diagnostics(BundleDirectory(self.settings.data), host.loop, sections)
         supervisor.report = diagnostics.report
+        host.on_storage_incident.add(diagnostics.report)
         supervisor.add(components.commit_thread(host))
         supervisor.add(components.timers(host))
         supervisor.add(components.dispatcher(services.dispatcher))
         index_check = self._index_check = IndexCheck(host, supervisor)
-        supervisor.add(index_check.component())
+        supervisor.add(components.index(index_check))
         supervisor.add(components.diagnostics(diagnostics))
         supervisor.add(components.watchdog(services.watchdog))
         if host.audit.writer is not None:
@@ -350,9 +351,9 @@ class NamespaceServer:
         if self._signing_keys is not None:
             supervisor.add(components.signing_keys(self._signing_keys))
         if self._scrubber is not None:
-            supervisor.add(components.scrubber(self._scrubber))
+            supervisor.add(components.scrubber(self._scrubber, host))
         if host.side_buffer is not None:
-            supervisor.add(components.side_buffer(host.side_buffer))
+            supervisor.add(components.side_buffer(host.side_buffer, host))
         if self._ledger is not None and services.meter is not None:
             supervisor.add(components.ledger(self._ledger, services.meter))
 
@@ -519,7 +520,7 @@ class NamespaceServer:
             keys = self._signing_keys = await SigningKeys.load(settings.jwt_keys, refresh_s=settings.jwt_refresh_s)
         except SigningKeysError as error:
             raise SettingsError(f"jwt_keys: {error}") from error
-        stack.callback(keys.close)
+        stack.callback(keys.stop)
         return JwtVerifier(keys, settings.jwt_issuer, settings.jwt_audience or DEFAULT_AUDIENCE)
 
     def _tls(self) -> ssl.SSLContext:

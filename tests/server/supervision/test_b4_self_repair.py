@@ -607,7 +607,7 @@ def test_ended_refresh_of_signing_keys_is_restarted(tmp_path: Path, caplog: pyte
         keys = namespace._running._signing_keys
         assert keys is not None
         with repaired(namespace, "signing-keys", caplog, lambda: eventually(lambda: keys.problem() is None)):
-            on_loop(namespace, lambda _services: keys.close())
+            on_loop(namespace, lambda _services: keys.stop())
 
 
 def test_loop_that_stays_blocked_ends_the_process(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from pairbus.server.supervision import supervisor
 from pairbus.server.supervision.supervisor import (
     MAX_RESTARTS,
     WINDOW_S,
@@ -64,8 +65,12 @@ class Bench:
     def check(self, *parts: Part) -> list[ComponentState]:
         for part in parts:
             self.supervisor.add(part.component)
-        asyncio.run(self.supervisor.check())
+        asyncio.run(self._checked())
         return [status.state for status in self.supervisor.statuses()]
+
+    async def _checked(self) -> None:
+        self.supervisor.check()
+        await eventually_async(lambda: not self.supervisor._restarting)
 
 
 def test_failed_component_is_reported_and_restarted_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -113,6 +118,41 @@ def test_restart_that_fails_counts_and_the_others_are_checked() -> None:
     for _ in range(MAX_RESTARTS):
         bench.check()
     assert bench.check() == [ComponentState.STOPPED, ComponentState.RUNNING]
+
+
+def test_restart_that_never_returns_delays_no_other_component(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        bench, part = Bench(), Part("other")
+        bench.supervisor.add(
+            Component(name="hanging", check=lambda: Problem(reason="broken"), restart=asyncio.Event().wait)
+        )
+        bench.supervisor.add(part.component)
+        bench.supervisor.check()
+        for restarts in (1, 2):
+            part.problem = Problem(reason="broken")
+            bench.supervisor.check()
+            await eventually_async(lambda: part.problem is None)
+            assert len(part.calls) == restarts
+        assert [status.state for status in bench.supervisor.statuses()] == [
+            ComponentState.RESTARTING,
+            ComponentState.RUNNING,
+        ]
+        assert bench.supervisor.restarts == {"hanging": 1, "other": 2}, "a restart in progress is not begun again"
+        await bench.supervisor.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
+def test_restart_that_takes_too_long_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_RESTART_WITHIN_S", 0.001)
+    bench = Bench()
+    bench.supervisor.add(
+        Component(name="part", check=lambda: Problem(reason="broken"), restart=lambda: asyncio.Event().wait())
+    )
+    for _ in range(MAX_RESTARTS):
+        assert bench.check() == [ComponentState.RESTARTING]
+    assert bench.check() == [ComponentState.STOPPED]
 
 
 def test_check_that_raises_is_a_failure() -> None:

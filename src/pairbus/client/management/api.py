@@ -21,7 +21,7 @@ from pairbus.client.errors import (
     ServerBusyError,
 )
 from pairbus.client.management.atom import WORDS, AtomEntity, Description, forwarding_targets, write_description
-from pairbus.client.management.http import HttpRequest, HttpResponse, exchange, refusal_of
+from pairbus.client.management.http import MAX_KEPT, HttpConnections, HttpRequest, HttpResponse, refusal_of
 from pairbus.client.management.rules import RuleDescription
 from pairbus.client.retrying import retrying
 from pairbus.client.settings import MessagingFactorySettings
@@ -108,18 +108,26 @@ class ManagementApi:
     """Gets, creates, updates, deletes and lists the resources that Atom entries describe."""
 
     def __init__(
-        self, endpoint: Endpoint, token_provider: TokenProvider | None, settings: MessagingFactorySettings
+        self,
+        endpoint: Endpoint,
+        token_provider: TokenProvider | None,
+        settings: MessagingFactorySettings,
+        *,
+        max_kept: int = MAX_KEPT,
     ) -> None:
+        """``max_kept`` idle connections are kept; they have to be closed."""
         self._endpoint = endpoint
         self._token_provider = token_provider
         self._settings = settings
-        self._tls = settings.tls_context() if endpoint.tls else None
+        tls = settings.tls_context() if endpoint.tls else None
+        self._connections = HttpConnections(endpoint, tls, max_kept=max_kept)
         self._is_closed = False
         self._outage_log = OutageLog(endpoint, _log)
 
-    def close(self) -> None:
-        """Reject further operations. There is nothing else to close: each request uses a separate connection."""
+    async def close(self) -> None:
+        """Reject further operations, and close idle connections; those in use are closed when they are not."""
         self._is_closed = True
+        await self._connections.close()
 
     async def get(self, resource: ManagedResource, noun: AtomEntity[T]) -> T:
         return await self._try(resource, lambda: self._get(resource, noun))
@@ -271,10 +279,8 @@ class ManagementApi:
         )
         outcome = _Outcome() if outcome is None else outcome
         was_unknown = outcome.is_unknown
-        response = await exchange(
-            self._endpoint,
+        response = await self._connections.exchange(
             request,
-            tls=self._tls,
             timeout_s=self._settings.attempt_timeout.total_seconds(),
             on_connected=outcome.becomes_unknown,
         )

@@ -23,7 +23,7 @@ class FaultApi:
     def __init__(self, connection_string: str, settings: MessagingFactorySettings | None = None) -> None:
         """Use the namespace of a connection string. Raises ``ConnectionStringError``, a ``ValueError``."""
         endpoint, token_provider, settings = connect_by(connection_string, settings)
-        self._api = ManagementApi(endpoint, token_provider, settings or MessagingFactorySettings())
+        self._api = ManagementApi(endpoint, token_provider, settings or MessagingFactorySettings(), max_kept=0)
 
     async def add(self, request: FaultRequest) -> dict[str, Any]:
         """Inject a fault, and return its document."""

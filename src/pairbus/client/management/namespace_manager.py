@@ -80,8 +80,8 @@ class NamespaceManager:
         await self.close()
 
     async def close(self) -> None:
-        """Reject further operations."""
-        self._api.close()
+        """Reject further operations, and close the connections."""
+        await self._api.close()
 
     def __repr__(self) -> str:
         return f"<NamespaceManager {self.endpoint}>"

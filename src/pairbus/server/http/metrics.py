@@ -20,7 +20,7 @@ from pairbus.fault_kinds import FaultKind
 from pairbus.ledger import LIVES, OPERATIONS, LedgerStatus
 from pairbus.server.amqp.services import UnprovenConnections
 from pairbus.server.counters import Counters
-from pairbus.server.entity_traffic import EntityTraffic, EntityTrafficMetrics
+from pairbus.server.entity_traffic import MAX_ENTITIES, OTHER, EntityTraffic, EntityTrafficMetrics
 from pairbus.server.host import NamespaceHost, Trouble
 from pairbus.server.http.credentials import Credentials
 from pairbus.server.peer_limits import AddressLimit, LoginLimiter
@@ -417,10 +417,11 @@ class TotalMetrics(Collector):
 
 
 class EntityMetrics(Collector):
-    """Metrics of each entity by its path."""
+    """Metrics of each entity by its path; those beyond the limit are counted together, as the counters do."""
 
-    def __init__(self, found: list[Occupant]) -> None:
-        self._found = found
+    def __init__(self, found: Sequence[Occupant], max_entities: int = MAX_ENTITIES) -> None:
+        self._found = found[:max_entities]
+        self._others = found[max_entities:]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         labels = ["entity", "kind"]
@@ -430,6 +431,11 @@ class EntityMetrics(Collector):
             sizes.add_metric([occupant.path, occupant.kind], occupant.info.size_bytes)
             for state, count in _STATES.items():
                 messages.add_metric([occupant.path, occupant.kind, state], count(occupant.info))
+        if self._others:
+            sizes.add_metric([OTHER, OTHER], sum(occupant.info.size_bytes for occupant in self._others))
+            for state, count in _STATES.items():
+                total = sum(count(occupant.info) for occupant in self._others)
+                messages.add_metric([OTHER, OTHER, state], total)
         yield messages
         yield sizes
 
@@ -478,7 +484,7 @@ class Monitoring:
         if found is not None:
             registry.register(TotalMetrics(found))
             if self._may_see_entities(credentials):
-                registry.register(EntityMetrics(found))
+                registry.register(EntityMetrics(found, self._metrics.traffic.max_entities))
                 names = {each.address: (each.path, each.kind) for each in found}
                 registry.register(EntityTrafficMetrics(self._metrics.traffic, names))
         body = generate_latest(self._metrics.registry) + generate_latest(registry)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from pairbus.broker import Address, NewMessage
+from pairbus.heartbeat import Heartbeat
 from pairbus.store import CommitId
 from pairbus.store.quarantine import DAMAGED, BufferQuarantine, QuarantinedRecord
 from pairbus.store.segment_log import SEGMENT_BYTES, Damage, LogPosition, SegmentLog, framed_size
@@ -136,6 +137,8 @@ class BufferArchive:
         self._segment_bytes = min(SEGMENT_BYTES, max_bytes // MIN_SEGMENTS)
         self._segment_log = SegmentLog(directory, self._mark, first, self._segment_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pairbus-side-buffer")
+        self._heartbeat = Heartbeat()
+        self._probe: Future[None] | None = None
         self._appending = 0
         self.sizes = self._segment_log.sizes
         """Sizes of all segments by their bases, as far as the loop knows; appends go to the last one."""
@@ -236,6 +239,13 @@ class BufferArchive:
         future = self._thread.submit(close_files)
         self._thread.shutdown(wait=False)
         return future
+
+    def silent_s(self) -> float:
+        """Return for how long the thread has not answered, because its disk does not or it has ended; ask it again."""
+        if self._probe is None or self._probe.done():
+            self._heartbeat.beat()
+            self._probe = self._thread.submit(self._heartbeat.rest)
+        return self._heartbeat.silent_s
 
     async def _run(self, task: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, task)

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from pairbus.backoff import Backoff
 from pairbus.broker import Address
+from pairbus.heartbeat import Heartbeat
 from pairbus.server.settings import SettingsError
 from pairbus.server.side_buffer.archive import BufferArchive
 from pairbus.server.side_buffer.compactor import RateLimitedLog, SegmentCompactor
@@ -60,7 +61,7 @@ class SideBuffer:
         self.replayer = Replayer(
             identity, target, self._buffers, self.writer, merge, self._compactor, self.counts, backoff
         )
-        self._replaying = SupervisedTask("pairbus-side-buffer", self.replayer.run)
+        self._replaying = SupervisedTask("pairbus-side-buffer", self.replayer.run, self.replayer.heartbeat)
         self._target = target
         self.merge_within_s = MERGE_WITHIN_S
         self._is_overdue = False
@@ -112,6 +113,15 @@ class SideBuffer:
     def problem(self) -> Problem | None:
         """Return why merging has ended; ``None`` while it goes on."""
         return self._replaying.problem()
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """Return the heartbeat of the task that merges."""
+        return self._replaying.heartbeat
+
+    def disk_silent_s(self) -> float:
+        """Return for how long the thread that waits for the disk has not answered, and ask it again."""
+        return self._archive.silent_s()
 
     def stop(self) -> None:
         """Merge no more: sends are still buffered, and stay in the buffer."""

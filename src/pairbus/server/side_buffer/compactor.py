@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from pairbus.background_tasks import BackgroundTasks
@@ -46,6 +47,8 @@ class SegmentCompactor:
         self._errors = errors
         self._tasks = BackgroundTasks("side buffer compactor")
         self._deleting: asyncio.Task[None] | None = None
+        self.on_step: Callable[[], object] = lambda: None
+        """Called between the steps of a compaction."""
 
     @property
     def unneeded_bytes(self) -> int:
@@ -106,6 +109,7 @@ class SegmentCompactor:
     async def _move_batches(self, base: int) -> None:
         entries = self._buffers.in_segment(base)
         while entries:
+            self.on_step()
             first = first_of(entries)
             self._buffers.replace(await self._archive.move(first))
             entries = entries[len(first) :]

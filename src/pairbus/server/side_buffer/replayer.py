@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from pairbus.backoff import Backoff
 from pairbus.broker import Address, BrokerError, EntityDisabledError, EntityNotFoundError, QuotaExceededError
+from pairbus.heartbeat import Heartbeat
 from pairbus.server.side_buffer.archive import BufferArchive, BufferedBatch, BufferEntry, ReadResult, quarantined_batch
 from pairbus.server.side_buffer.compactor import RateLimitedLog, SegmentCompactor
 from pairbus.server.side_buffer.entity_buffers import (
@@ -286,6 +287,8 @@ class Replayer:
         self._counts = counts
         self._backoff = backoff
         self._rounds = 0
+        self.heartbeat = Heartbeat()
+        compactor.on_step = self.heartbeat.beat
         self._changed = asyncio.Event()
         self._hurried = asyncio.Event()
         self.crash_point: Callable[[], object] = lambda: None
@@ -299,6 +302,7 @@ class Replayer:
             while not self._buffers:
                 await self._wait_for_change()
             await self._pause(pause_s)
+            self.heartbeat.beat()
             self.crash_point()
             merged = self._counts.merged
             for step in (self._run_round, self._compactor.compact):
@@ -314,6 +318,7 @@ class Replayer:
         self._hurried.set()
 
     async def _pause(self, pause_s: float) -> None:
+        self.heartbeat.beat(pause_s)
         self._hurried.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
@@ -324,8 +329,10 @@ class Replayer:
             await self._merge_all()
 
     async def _wait_for_change(self) -> None:
+        self.heartbeat.rest()
         self._changed.clear()
         await self._changed.wait()
+        self.heartbeat.beat()
 
     async def _is_store_writable(self) -> bool:
         """Probe the store first: else receivers would see messages that are undone, round after round."""
@@ -379,6 +386,7 @@ class Replayer:
             if all(buffer.writing and not buffer.entries for buffer in buffers):
                 await self._wait_for_change()
                 continue
+            self.heartbeat.beat()
             obstacles = await self._merge.merge(buffers)
             if Obstacle.STORE in obstacles.values():
                 return False

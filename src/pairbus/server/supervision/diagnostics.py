@@ -13,6 +13,7 @@ import platform
 import sys
 import threading
 import traceback
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +22,8 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Final
 
-from pairbus.server.supervision.supervisor import Problem
+from pairbus.heartbeat import Heartbeat
+from pairbus.server.supervision.supervisor import MAX_RESTARTS, WINDOW_S, Problem
 from pairbus.store.bundles import MAX_BUNDLE_BYTES, BundleDirectory, BundleInfo
 
 _log = logging.getLogger(__name__)
@@ -31,6 +33,9 @@ _MAX_FRAMES: Final = 40
 _MAX_TASKS: Final = 300
 _MAX_PENDING: Final = 4
 """Bundles that wait for a disk that does not answer; more are dropped."""
+
+_MAX_REPORTS: Final = MAX_RESTARTS + 1
+"""Bundles of the same kind within ``WINDOW_S``: as many as a component that fails until it is stopped."""
 
 _CLOSE_S: Final = 1.0
 
@@ -58,6 +63,9 @@ class Diagnostics:
         self._work: SimpleQueue[tuple[str, bytes] | None] = SimpleQueue()
         self._writer: threading.Thread | None = None
         self._is_closing = False
+        self.heartbeat = Heartbeat()
+        self._versions = versions()
+        self._reported_s: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_MAX_REPORTS))
         self.kept: Sequence[BundleInfo] = ()
         """All kept bundles, the newest first."""
 
@@ -73,7 +81,11 @@ class Diagnostics:
         return self._writer is not None and not self._writer.is_alive() and not self._is_closing
 
     def report(self, component: str, problem: Problem) -> str | None:
-        """Write a bundle about a component, in the background; return its name."""
+        """Write a bundle about a component, in the background; return its name, or ``None`` if there were many."""
+        now_s, reported_s = self._loop.time(), self._reported_s[component]
+        if len(reported_s) == _MAX_REPORTS and now_s - reported_s[0] < WINDOW_S:
+            return None
+        reported_s.append(now_s)
         return self._keep(component, self._collect(component, problem.reason, problem.error))
 
     def report_blocked_loop(self, thread: int) -> str | None:
@@ -110,7 +122,7 @@ class Diagnostics:
             "component": component,
             "reason": reason,
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "versions": versions(),
+            "versions": self._versions,
         }
         if error is not None:
             bundle["error"] = {
@@ -144,14 +156,21 @@ class Diagnostics:
         return True
 
     def _run(self) -> None:
+        self.heartbeat.beat()
         self.kept = self._directory.list()
-        while (work := self._work.get()) is not None:
+        while (work := self._next_work()) is not None:
             name, content = work
             try:
                 self._directory.write(name, content)
             except (OSError, ValueError) as error:
                 _log.warning('diagnostic bundle not written bundle=%s error="%s"', name, error)
             self.kept = self._directory.list()
+
+    def _next_work(self) -> tuple[str, bytes] | None:
+        self.heartbeat.rest()
+        work = self._work.get()
+        self.heartbeat.beat()
+        return work
 
 
 def versions() -> dict[str, str]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from pairbus.heartbeat import Heartbeat
+
 _log = logging.getLogger(__name__)
 
 CHECK_EVERY_S: Final = 0.5
@@ -91,6 +93,7 @@ class _Entry:
     restarts: int = 0
     reason: str = ""
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RESTARTS))
+    is_restarting: bool = False
 
     @property
     def kind(self) -> str:
@@ -105,6 +108,7 @@ class Supervisor:
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._task: asyncio.Task[None] | None = None
+        self._restarting: set[asyncio.Task[None]] = set()
         self.restarts: Counter[str] = Counter()
         """Restarts since the start of the server, by kind of component."""
 
@@ -142,16 +146,19 @@ class Supervisor:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="pairbus-supervisor")
 
     def stop(self) -> None:
-        """Check no more: what ends from now on has not failed."""
-        if self._task is not None:
-            self._task.cancel()
+        """Check and restart no more: what ends from now on has not failed."""
+        for task in self._tasks():
+            task.cancel()
 
     async def close(self) -> None:
-        """Stop, and wait for a restart that is in progress to be cancelled."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        """Stop, and wait for restarts that are in progress to be cancelled."""
+        self.stop()
+        if tasks := self._tasks():
+            await asyncio.wait(tasks)
+        self._task = None
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [*self._restarting, *([] if self._task is None else [self._task])]
 
     async def _run(self) -> None:
         while True:
@@ -159,16 +166,16 @@ class Supervisor:
             if self._clock() - self.checked_s > _LATE_S:
                 self.checked_s = self._clock()
             else:
-                await self.check()
+                self.check()
 
-    async def check(self) -> None:
-        """Check all components once."""
+    def check(self) -> None:
+        """Check all components once. Each one that has failed is restarted by a task, and not checked meanwhile."""
         self.checked_s = self._clock()
         for entry in [*self._entries.values()]:
-            if entry.state is not ComponentState.STOPPED:
-                await self._check(entry)
+            if entry.state is not ComponentState.STOPPED and not entry.is_restarting:
+                self._check(entry)
 
-    async def _check(self, entry: _Entry) -> None:
+    def _check(self, entry: _Entry) -> None:
         problem = _problem_of(entry.component)
         if problem is None:
             if entry.state is ComponentState.STUCK:
@@ -179,9 +186,9 @@ class Supervisor:
                 self._report(entry, problem, "component stuck")
                 entry.state = ComponentState.STUCK
         else:
-            await self._repair(entry, problem)
+            self._repair(entry, problem)
 
-    async def _repair(self, entry: _Entry, problem: Problem) -> None:
+    def _repair(self, entry: _Entry, problem: Problem) -> None:
         name, now_s = entry.component.name, self._clock()
         if len(entry.recent) == MAX_RESTARTS and now_s - entry.recent[0] < WINDOW_S:
             self._report(entry, problem, "component stopped after too many restarts")
@@ -190,9 +197,16 @@ class Supervisor:
             return
         self._report(entry, problem, "component failed, restarting")
         entry.state = ComponentState.RESTARTING
+        entry.recent.append(now_s)
+        entry.is_restarting = True
+        task = asyncio.get_running_loop().create_task(self._restart(entry), name=f"pairbus-restart-{name}")
+        self._restarting.add(task)
+        task.add_done_callback(self._restarting.discard)
+
+    async def _restart(self, entry: _Entry) -> None:
+        name = entry.component.name
         entry.restarts += 1
         self.restarts[entry.kind] += 1
-        entry.recent.append(now_s)
         try:
             async with asyncio.timeout(_RESTART_WITHIN_S):
                 restarted = entry.component.restart()
@@ -203,6 +217,8 @@ class Supervisor:
         else:
             entry.state = ComponentState.RUNNING
             _log.warning("component restarted component=%s restarts=%d", name, entry.restarts)
+        finally:
+            entry.is_restarting = False
 
     def _report(self, entry: _Entry, problem: Problem, event: str) -> None:
         name = entry.component.name
@@ -226,16 +242,18 @@ def _attempt(name: str, do: Callable[[], object]) -> None:
 
 
 class SupervisedTask:
-    """A background task that runs until it is closed; one that ends before has failed."""
+    """A background task that runs until it is closed; one that ends before has failed, and one that hangs too."""
 
-    def __init__(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """``run`` is called at each start."""
+    def __init__(self, name: str, run: Callable[[], Awaitable[None]], heartbeat: Heartbeat | None = None) -> None:
+        """``run`` is called at each start; it has to beat at each turn."""
+        self.heartbeat = heartbeat or Heartbeat()
         self._name = name
         self._run = run
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self.stop()
+        self.heartbeat.beat()
         self._task = asyncio.get_running_loop().create_task(self._awaited(), name=self._name)
 
     def stop(self) -> None:

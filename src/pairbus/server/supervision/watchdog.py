@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from pairbus.heartbeat import Heartbeat
 from pairbus.server.supervision.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class LoopWatchdog:
         self.blocked_seconds = 0.0
         """Total time of the blocks that have ended."""
 
+        self.heartbeat = Heartbeat()
         self._on_blocked = on_blocked
         self._loop = loop
         self._supervisor = supervisor
@@ -89,7 +91,9 @@ class LoopWatchdog:
         return self._missed >= self._max_missed
 
     def _run(self) -> None:
+        self.heartbeat.beat()
         while not self._closing.wait(_POLL_S):
+            self.heartbeat.beat()
             try:
                 self._poll()
             except Exception:  # noqa: BLE001 (it must go on watching)
