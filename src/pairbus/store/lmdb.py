@@ -649,7 +649,7 @@ def _open(path: Path, max_bytes: int) -> lmdb.Environment:
         mode=0o600,
         lock=False,
         readahead=False,
-        meminit=False,
+        meminit=True,  # or pages would hold memory of the process, and a repair could take it for records
         max_dbs=0,
         max_spare_txns=1,
         lib_version=0,
