@@ -37,7 +37,6 @@ from pairbus.store import (
     StoreFailedError,
     StoreInUseError,
     UnsupportedSystemError,
-    checksums,
     datafile,
     directory,
     keys,
@@ -92,8 +91,8 @@ def test_table_of_a_record_is_its_layout() -> None:
 def test_message_takes_the_documented_space() -> None:
     record_key, body_key = keys.record_key(1, 0, 1), keys.body_key(1)
     assert f"two keys of {len(record_key)} and {len(body_key)} bytes" in PROSE
-    assert f"two checksums of {checksums.CHECKSUM_BYTES} bytes" in PROSE
-    page_bytes = lmdb._RECORD_BYTES - checksums.CHECKSUM_BYTES
+    assert f"two checksums of {page_nodes.CHECKSUM_BYTES} bytes" in PROSE
+    page_bytes = lmdb._RECORD_BYTES - page_nodes.CHECKSUM_BYTES
     assert f"{page_bytes} bytes for each in LMDB's pages" in PROSE
     total = len(record_key) + len(body_key) + 2 * lmdb._RECORD_BYTES + records._HEAD
     assert f"a message in a queue takes {total} bytes in two records" in PROSE

@@ -81,6 +81,26 @@ def test_e6_lost_branches_cost_no_message(path: Path) -> None:
         assert bodies(keeper) == SENT
 
 
+def test_file_holds_nothing_that_was_in_the_memory_of_the_process(tmp_path: Path) -> None:
+    """Otherwise a repair could find records of another namespace in the gaps of damaged pages."""
+    for name, body in (("first", b"of the first namespace"), ("second", b"of the second namespace")):
+        with open_keeper(tmp_path / name) as keeper:
+            keeper.namespace.create_queue("orders", QueueDescription(), NOW)
+            for first in range(0, 2_400, 100):
+                messages = [NewMessage(body * (1 + n * 7 % 40), str(first + n)) for n in range(100)]
+                keeper.namespace.send(QUEUE, messages, NOW)
+                if name == "first":
+                    keeper.commit(NOW)
+            keeper.commit(NOW)
+            if name == "first":
+                for delivery in keeper.namespace.receive(QUEUE, 1_200, NOW):
+                    assert delivery.lock_token is not None
+                    keeper.namespace.settle(QUEUE, delivery.lock_token, NOW)
+    content = (tmp_path / "second" / DATA_FILE).read_bytes()
+    assert b"of the second namespace" in content
+    assert b"of the first namespace" not in content
+
+
 def test_e6_removed_messages_stay_removed_and_uncommitted_ones_fail(path: Path) -> None:
     with open_keeper(path) as keeper:
         for delivery in keeper.use_namespace().receive(QUEUE, 500, NOW):

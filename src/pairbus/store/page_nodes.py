@@ -326,6 +326,24 @@ def leaf_nodes(source: PageSource, number: int, page: bytes) -> list[PageNode]:
     return list(found.values())
 
 
+def packed_nodes(source: PageSource, number: int, page: bytes) -> list[PageNode]:
+    """Return the records of a page without a usable header, if it is a leaf: those packed without gaps up to its end.
+
+    What is before them in a page, or in a branch, may be remains of anything that was in the memory of a process.
+    """
+    begins = {len(page)}
+    found = []
+    for at in range(len(page) - NODE_BYTES, HEADER_BYTES - 1, -2):
+        node = source.node(number, page, at)
+        if node is None:
+            continue
+        stored_bytes = PAGE_NUMBER.size if has_flags(page, at) else len(node.raw)
+        if (at + NODE_BYTES + len(node.key) + stored_bytes + 1) & ~1 in begins:
+            begins.add(at)
+            found.append(node)
+    return found
+
+
 class LenientWalk:
     """Walks a tree, or the part of it that holds a range of keys, around its damaged pages."""
 

@@ -17,6 +17,7 @@ from pairbus.store.page_nodes import (
     child_for,
     children,
     leaf_nodes,
+    packed_nodes,
     sound_pointers,
 )
 from pairbus.store.pages import (
@@ -198,10 +199,15 @@ class DamagedFile:
                 end_of_value = self._end_of_value(number, page)
             if is_current and sound_pointers(number, page, LEAF) is not None:
                 self._leaves.add(number)
-            if is_leaf or (is_current and number >= end_of_value):
-                for node in leaf_nodes(self.pages, number, page):
-                    if node.value is not None:
-                        yield node, not (is_current and is_leaf)
+            if is_leaf:
+                found = leaf_nodes(self.pages, number, page)
+            elif is_current and number >= end_of_value:
+                found = packed_nodes(self.pages, number, page)
+            else:
+                continue
+            for node in found:
+                if node.value is not None:
+                    yield node, not (is_current and is_leaf)
 
     def _end_of_value(self, number: int, page: bytes) -> int:
         """Return the page after a large value that begins at a page; 0 if none does, or its header is damaged."""
