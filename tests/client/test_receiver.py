@@ -705,7 +705,7 @@ def test_a3_settlement_in_flight_at_link_loss_continues_by_lock_token(end: str) 
                 case "detach with an internal error":
                     peer.detach(peer.receiver, Error("amqp:internal-error", "oops"))
                 case _:
-                    peer.receiver.session.end()  # type: ignore[attr-defined]
+                    peer.receiver.session.end()
                     peer.flush()
             await task
             [request] = peer.requests

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pairbus.wire.errors import (
     LocalProtocolError,
@@ -19,6 +18,9 @@ from pairbus.wire.errors import (
 from pairbus.wire.performatives import RECEIVER, SENDER, Attach, Flow, Transfer
 from pairbus.wire.settlement import Error, ReceiverSettleMode, SenderSettleMode
 from pairbus.wire.states import LINK, Frame, LinkState
+
+if TYPE_CHECKING:
+    from pairbus.wire.session import Session
 
 SERIAL: Final = 0xFFFFFFFF
 """The maximum of a sequence number, which then wraps around (RFC 1982)."""
@@ -63,46 +65,6 @@ class Delivery:
 
     def __repr__(self) -> str:
         return f"<Delivery {self.delivery_id} on {self.link.name!r}{', settled' if self.settled else ''}>"
-
-
-class Carrier(ABC):
-    """The interface of the session that a link uses."""
-
-    @abstractmethod
-    def send_attach(self, link: Link, attach: Attach) -> None:
-        """Write our attach."""
-
-    @abstractmethod
-    def send_flow(self, link: Link | None, echo: bool) -> None:
-        """Write the current flow state of the session and of the link."""
-
-    @abstractmethod
-    def send_transfer(self, delivery: Delivery, payload: bytes, beyond_credit: bool) -> None:
-        """Write a delivery, now or as soon as the peer's window allows."""
-
-    @abstractmethod
-    def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> bool:
-        """Write the state of a delivery; return False if the session has forgotten it."""
-
-    @abstractmethod
-    def remember(self, delivery: Delivery) -> None:
-        """Store an incoming delivery until it is settled; raise if there are too many."""
-
-    @abstractmethod
-    def forget(self, delivery: Delivery) -> None:
-        """Remove an incoming delivery that the sender settled or aborted."""
-
-    @abstractmethod
-    def reserve(self, size: int) -> None:
-        """Reserve memory for bytes of an incomplete message; raise if the limit is reached."""
-
-    @abstractmethod
-    def release(self, size: int) -> None:
-        """Release reserved memory."""
-
-    @abstractmethod
-    def send_detach(self, link: Link, closed: bool, error: Error | None) -> None:
-        """Write our detach, and drop the deliveries that the link has queued."""
 
 
 class _Partial:
@@ -156,7 +118,7 @@ class Link:
     )
 
     def __init__(
-        self, session: Carrier, name: str, role: bool, handle: int, max_message_size: int, strict: bool, reject: bool
+        self, session: Session, name: str, role: bool, handle: int, max_message_size: int, strict: bool, reject: bool
     ) -> None:
         self.session = session
         self.name = name

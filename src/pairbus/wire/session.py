@@ -37,7 +37,6 @@ from pairbus.wire.hotpath import (
 )
 from pairbus.wire.link import (
     SERIAL,
-    Carrier,
     CreditGranted,
     Delivery,
     DeliveryAborted,
@@ -101,7 +100,7 @@ class _Outgoing:
         return self.delivery.link.granted_to_us == 0 and not self.beyond_credit and self.delivery.delivery_id < 0
 
 
-class Session(Carrier):
+class Session:
     """One session of a connection."""
 
     def __init__(self, host: Host, channel: int, configuration: Configuration, writer: FrameWriter) -> None:
@@ -238,6 +237,7 @@ class Session(Carrier):
         self._forget_everything()
 
     def send_attach(self, link: Link, attach: Attach) -> None:
+        """Write our attach."""
         if self.local is SessionState.ENDED:
             return
         self.begin()
@@ -245,6 +245,7 @@ class Session(Carrier):
         link.local = LINK[link.local, Frame.ATTACH]
 
     def send_detach(self, link: Link, closed: bool, error: Error | None) -> None:
+        """Write our detach, and drop the deliveries that the link has queued."""
         if link.local is LinkState.DETACHED or self.local is SessionState.ENDED:
             return
         if link.local is LinkState.UNATTACHED:
@@ -258,6 +259,7 @@ class Session(Carrier):
             self._release(link)
 
     def send_flow(self, link: Link | None, echo: bool) -> None:
+        """Write the current flow state of the session and of the link."""
         if self.local is not SessionState.MAPPED or (link is not None and link.local is not LinkState.ATTACHED):
             return
         self._incoming_window = self._configuration.incoming_window
@@ -275,6 +277,7 @@ class Session(Carrier):
         )
 
     def send_transfer(self, delivery: Delivery, payload: bytes, beyond_credit: bool) -> None:
+        """Write a delivery, now or as soon as the peer's window allows."""
         if self.local is not SessionState.MAPPED or self.remote is SessionState.ENDED:
             raise LocalProtocolError(f"the session on channel {self.channel} has ended; the message was not sent")
         if not self._outbox and delivery.state is None and self._send_at_once(delivery, payload):
@@ -387,6 +390,7 @@ class Session(Carrier):
         )
 
     def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> bool:
+        """Write the state of a delivery; return False if the session has forgotten it."""
         if delivery.delivery_id < 0:  # it waits for the peer's window: its transfer will carry the state
             self._check_state(state)
             if delivery.settled or delivery.link.local is _DETACHED:
@@ -515,6 +519,7 @@ class Session(Carrier):
         return None if link.local is _DETACHED else link
 
     def remember(self, delivery: Delivery) -> None:
+        """Store an incoming delivery until it is settled; raise if there are too many."""
         before = self._incoming.get(delivery.delivery_id)
         if before is not None:
             # The Azure SDK for Python gives concurrent requests the same number. Their responses report the result, so
@@ -528,6 +533,7 @@ class Session(Carrier):
         delivery.link.unsettled += 1
 
     def forget(self, delivery: Delivery) -> None:
+        """Remove an incoming delivery that the sender settled or aborted."""
         if self._incoming.get(delivery.delivery_id) is delivery:
             del self._incoming[delivery.delivery_id]
             delivery.link.unsettled -= 1
@@ -604,6 +610,7 @@ class Session(Carrier):
     # Bookkeeping.
 
     def reserve(self, size: int) -> None:
+        """Reserve memory for bytes of an incomplete message; raise if the limit is reached."""
         if self._host.incomplete_bytes + size > self._host.bounds.incomplete_bytes:
             bound = self._host.bounds.name_of("incomplete_bytes")
             held = self._host.incomplete_bytes
@@ -613,6 +620,7 @@ class Session(Carrier):
         self._host.incomplete_bytes += size
 
     def release(self, size: int) -> None:
+        """Release reserved memory."""
         self._host.incomplete_bytes -= size
 
     def _new_link(self, name: str, role: bool) -> Link:

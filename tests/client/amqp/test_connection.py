@@ -454,7 +454,7 @@ def test_delivery_on_sending_link_ends_only_that_link() -> None:
             link = SendingLink(connection, "orders")
             await link.attached(1)
             transfer = bytes.fromhex("005314c008 05 43 43 a00101 43 42".replace(" ", ""))
-            channel = peer.sender.session.channel  # type: ignore[attr-defined]
+            channel = peer.sender.session.channel
             head = (8 + len(transfer)).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big")
             assert peer.last.transport is not None
             peer.last.transport.write(head + transfer)

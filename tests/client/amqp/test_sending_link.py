@@ -333,7 +333,7 @@ def test_session_end_by_peer_loses_link_but_not_connection() -> None:
             peer.outcome = lambda _delivery: None
             future = link.send(b"body")
             await settled()
-            peer.received[0].link.session.end(error=Error("amqp:session:window-violation", "too much"))  # type: ignore[attr-defined]
+            peer.received[0].link.session.end(error=Error("amqp:session:window-violation", "too much"))
             peer.flush()
             with pytest.raises(MessagingCommunicationError, match="too much"):
                 await future

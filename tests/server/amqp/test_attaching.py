@@ -240,7 +240,7 @@ def test_link_names_are_scoped_to_the_session(client: WireClient) -> None:
     links = [client.sender("orders", session=client.session(), name="same") for _ in range(3)]
     for link in links:
         assert client.send(link, text_message("one")) == ACCEPTED
-    links[0].session.end()  # type: ignore[attr-defined]
+    links[0].session.end()
     assert client.send(links[1], text_message("one")) == ACCEPTED
 
 
