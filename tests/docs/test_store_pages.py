@@ -41,6 +41,7 @@ from pairbus.store import (
     directory,
     keys,
     lmdb,
+    page_nodes,
     records,
     write_batch,
 )

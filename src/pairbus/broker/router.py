@@ -39,7 +39,7 @@ COPY_UNITS: Final = 5_000
 """About how many nanoseconds it takes to store a copy of a message in a subscription."""
 
 BATCH_BUDGETS: Final = 2
-"""How many times ``rule_units`` all messages of a batch or a transaction may take together."""
+"""Multiple of ``rule_units`` that all messages of a batch or a transaction may take together."""
 
 BATCH_MESSAGE_UNITS: Final = 100_000
 """Work that each message of a batch may take in any case: a full batch through ten ordinary rules is accepted."""

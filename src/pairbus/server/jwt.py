@@ -109,7 +109,7 @@ class SigningKeys:
         self._source = source
         self._keys = keys
         self._failure = ""
-        """Why the last read failed; empty if it did not."""
+        """The error of the last read; empty if it succeeded."""
         self.on_changed: Callbacks[[]] = Callbacks()
         self._refresh_s = refresh_s
         self._pause_s = pause_s

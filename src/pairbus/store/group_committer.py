@@ -170,7 +170,7 @@ class CommitThreadState:
         """Returns what the memory of the reverted namespace knows about the store."""
 
         self.is_at_rest = False
-        """True if no commit has followed the last one for a while, and the data file was told so."""
+        """True if no commit has followed the last one for a while, and the data file was notified."""
 
         self.rebuilds: list[Rebuild] = []
         """The rebuilds of the file since the start, because its damage could not be confined."""

@@ -139,7 +139,7 @@ class HttpConnections:
         """Send a request on a connection; keep that, unless something went wrong on it."""
         try:
             response = await connection.exchange(request, self._tls, max_bytes, on_connected)
-        except BaseException:  # if the caller was cancelled, the response may still arrive: nobody else may get it
+        except BaseException:  # if the caller was cancelled, the response may still arrive: no other caller may get it
             await connection.close()
             raise
         if len(self._kept) < self._max_kept and connection.is_reusable():
@@ -167,7 +167,7 @@ class HttpConnections:
         return None
 
     async def _end(self, connection: _Connection) -> None:
-        """Wait until an idle connection is to be closed: the server closes it, or nobody has used it for a while.
+        """Wait until an idle connection is to be closed: the server closes it, or it was unused for a while.
 
         It is closed when this is cancelled as well, as ``asyncio.run`` does at its end: a manager that is never closed
         leaves nothing open.
@@ -207,7 +207,7 @@ class _Connection:
         return self._reader is not None and not self._reader.at_eof() and self._reader.exception() is None
 
     async def read_unasked(self) -> None:
-        """Wait until the server closes an idle connection, or sends what nobody has asked for."""
+        """Wait until the server closes an idle connection, or sends an unsolicited response."""
         if self._reader is not None:
             await self._reader.read(1)
 
