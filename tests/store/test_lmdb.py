@@ -340,3 +340,81 @@ def test_file_has_nothing_of_what_the_process_had_in_memory(tmp_path: Path) -> N
 
     assert marker in fill("other.mdb", marker * 10).read_bytes()
     assert marker not in fill("data.mdb", b"own" * 100).read_bytes()
+
+
+META_FIELDS = {
+    "a larger transaction number": (144, 2**40),
+    "a later last page": (136, 2**52),
+    "another root": (128, 2**40),
+    "another kind of page": (8, 2**40),
+    "another format": (16, 7),
+}
+"""Eight bytes of a meta page: their offset, and what others write there."""
+
+
+def _change_meta(path: Path, number: int, field: str) -> None:
+    at, value = META_FIELDS[field]
+    with path.open("r+b") as file:
+        file.seek(number * 4096 + at)
+        file.write(value.to_bytes(8, "little"))
+
+
+def _newest_meta(path: Path) -> int:
+    data = path.read_bytes()[:8192]
+    transactions = [int.from_bytes(data[page + 144 : page + 152], "little") for page in (0, 4096)]
+    return transactions.index(max(transactions))
+
+
+@pytest.mark.parametrize("is_newer", [True, False], ids=["newer", "older"])
+@pytest.mark.parametrize("field", META_FIELDS)
+def test_commit_survives_a_meta_page_that_is_changed_while_it_is_written(
+    store: LmdbStore, path: Path, field: str, is_newer: bool
+) -> None:
+    for number in range(5):
+        apply(store, {b"M%d" % number: b"before"})
+    length = path.stat().st_size
+    commit = store.prepare({b"M5": b"confirmed"})
+    newest = _newest_meta(path)
+    _change_meta(path, newest if is_newer else 1 - newest, field)
+    commit.run()
+    assert store.get(b"M5") == b"confirmed"
+    apply(store, {b"M6": b"after"})
+    assert [store.get(b"M%d" % number) for number in range(7)] == [*[b"before"] * 5, b"confirmed", b"after"]
+    assert path.stat().st_size == length
+    store.close()
+    verify(path)
+
+
+@pytest.mark.parametrize("field", META_FIELDS)
+def test_meta_page_that_is_changed_between_commits_is_restored_before_it_is_used(
+    store: LmdbStore, path: Path, field: str
+) -> None:
+    for number in range(50):  # faster than the regular check of the file
+        _change_meta(path, number % 2, field)
+        apply(store, {b"M%02d" % number: b"kept"})
+        assert store.get(b"M%02d" % number) == b"kept"
+    assert sum(value == b"kept" for _, value in store.scan(*EVERYTHING)) == 50
+    store.close()
+    verify(path)
+
+
+def test_commit_whose_own_meta_page_is_changed_fails_and_leaves_the_state_before(
+    store: LmdbStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply(store, {b"a": b"before"})
+    commit = store.prepare({b"a": b"lost"})
+    note = store._file.note_commit
+
+    def damage_and_note(transaction: int) -> list[str]:
+        _change_meta(path, transaction % 2, "a larger transaction number")
+        return note(transaction)
+
+    monkeypatch.setattr(store._file, "note_commit", damage_and_note)
+    with pytest.raises(StoreFailedError, match="meta page"):
+        commit.run()
+    monkeypatch.undo()
+    assert store.get(b"a") == b"before"
+    apply(store, {b"a": b"after"})
+    assert store.get(b"a") == b"after"
+    store.close()
+    verify(path)

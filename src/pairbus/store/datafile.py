@@ -20,6 +20,7 @@ from pairbus.store.pages import (
     META_BYTES,
     META_PAGES,
     NO_PAGE,
+    PAGE_HEADER,
     Meta,
     meta_page_bytes,
     meta_transaction,
@@ -109,6 +110,10 @@ GROW_WITHIN_S: Final = 0.25
 BEYOND_LAST_PAGE_BYTES: Final = 256 * 1024
 """The bytes behind the last page that must be readable: LMDB's offsets in a damaged page reach no further."""
 
+_META: Final = "meta page"
+_UNWRITTEN_BYTES: Final = PAGE_HEADER.size + 16
+"""The bytes at the start of a meta page that no commit writes: its number and flags, and the format of the file."""
+
 _KEPT_PAGES: Final = 64
 """Most pages whose content is kept in memory."""
 
@@ -173,7 +178,7 @@ class DataFile:
     def set_limit(self, max_bytes: int) -> None:
         """Set the maximum size of the file, and start measuring."""
         self._max_bytes = max_bytes
-        self.note_commit()
+        self.note_metas()
         self.remember()
         self._fill_holes()
         self.keep_ahead()
@@ -242,26 +247,79 @@ class DataFile:
         error = self._allocate(self._descriptor, self._step_bytes // _SMALLER_STEPS[-1])
         return error is not None and error.errno in NO_SPACE
 
-    def note_commit(self) -> None:
-        """Note the newest meta page and the space in use, after LMDB has committed.
+    def note_metas(self) -> None:
+        """Take the meta pages as they are: those of a file that was just opened, or that could not be read before.
 
         It reads once: each read may cost the thread that commits its turn of the interpreter.
         """
-        self._kept = []  # they are those of an earlier commit: restoring them would damage the file
+        self._kept = []
         with suppress(OSError):
-            self._kept = self._read_metas()
+            self._take(self._read_metas())
 
-    def _read_metas(self) -> list[_Kept]:
+    def note_commit(self, transaction: int, *, is_durable: bool = True) -> list[str]:
+        """Note the newest meta page and the space in use, after LMDB has committed, or failed to.
+
+        What LMDB has not written must be as before: if others have changed it meanwhile, LMDB would take the page with
+        the larger number for the newest, and forget this commit. Return what was restored. If the page of a successful
+        commit is damaged, the state before it is restored, and ``StoreFailedError`` raised.
+        """
+        before = [data for _, _, data in self._kept[:META_PAGES]]
+        self._kept = []  # they are those of an earlier commit: restoring them would damage the file
+        if not before:
+            self.note_metas()
+            return []
+        try:
+            found = self._read_metas()
+        except OSError:
+            return []
+        written = transaction % META_PAGES
+        wanted = [*before]
+        is_lost = False
+        if self._is_of(transaction, found[written], before[written]):
+            wanted[written] = before[written][:_UNWRITTEN_BYTES] + found[written][_UNWRITTEN_BYTES:]
+        elif found[written] != before[written]:  # a failed LMDB reverts the number, and leaves the new roots
+            wanted[written] = predecessor_of(before[1 - written])
+            is_lost = is_durable  # an empty batch, for which LMDB writes nothing, is not
+        changed = self._put_metas(found, wanted)
+        self._take(wanted)
+        if is_lost:
+            raise StoreFailedError(str(self._path), "the meta page of a commit was damaged while it was written")
+        return [_META for number in changed if is_durable or number != written]
+
+    def _is_of(self, transaction: int, data: bytes, before: bytes) -> bool:
+        """Return whether a meta page is that of a commit, as far as it can be told."""
+        meta, most = read_meta(before[:_UNWRITTEN_BYTES] + data[_UNWRITTEN_BYTES:]), self._max_bytes
+        is_plausible = meta.page_bytes == self._page_bytes and meta.used_pages <= meta.last_page + 1
+        return is_plausible and meta.transaction == transaction and (meta.last_page + 1) * self._page_bytes <= most
+
+    def _put_metas(self, found: list[bytes], wanted: list[bytes]) -> list[int]:
+        """Write the meta pages that are not as wanted; return their numbers."""
+        changed = [number for number, data in enumerate(found) if data != wanted[number]]
+        if changed:
+            with suppress(OSError):  # the next read or commit will find that the disk has failed
+                for number in changed:
+                    os.pwrite(self._descriptor, wanted[number], number * self._page_bytes)
+                os.fsync(self._descriptor)
+        return changed
+
+    def _read_metas(self) -> list[bytes]:
         page_bytes = self._page_bytes or meta_page_bytes(os.pread(self._descriptor, META_BYTES, 0))
         data = os.pread(self._descriptor, page_bytes + META_BYTES, 0)
-        first, second = data[:META_BYTES], data[page_bytes:]
-        self.newest = read_meta(max(first, second, key=meta_transaction))
         self._page_bytes = page_bytes
-        self.used_bytes = self.newest.used_pages * page_bytes
-        return [("meta page", 0, first), ("meta page", page_bytes, second)]
+        return [data[:META_BYTES], data[page_bytes:]]
+
+    def _take(self, metas: list[bytes]) -> None:
+        self.newest = read_meta(max(metas, key=meta_transaction))
+        self.used_bytes = self.newest.used_pages * self._page_bytes
+        self._kept = [(_META, number * self._page_bytes, data) for number, data in enumerate(metas)]
+
+    def has_sound_metas(self) -> bool:
+        """Return whether the meta pages are as the last commit has left them, as far as that is known."""
+        kept = [data for _, _, data in self._kept[:META_PAGES]]
+        return not kept or self._read_metas() == kept
 
     def remember(self) -> None:
-        """Note the content of the pages on which all others depend, after ``note_commit``.
+        """Note the content of the pages on which all others depend, after the meta pages were noted.
 
         These are the meta pages, the root, and the free list; of a very long one, its first pages. What is damaged by
         now is not among them. Call it only while LMDB writes nothing, and on the thread that commits.
@@ -303,17 +361,6 @@ class DataFile:
             os.ftruncate(self._descriptor, wanted)
         return problems
 
-    def mend_metas(self) -> None:
-        """Restore valid content in the older meta page, after LMDB failed to write it.
-
-        LMDB reverts the transaction number but leaves the new roots; ``verify`` could not distinguish that from damage.
-        """
-        with suppress(OSError):
-            newest = self._newest_meta_data()
-            older = predecessor_of(newest)
-            os.pwrite(self._descriptor, older, read_meta(older).page * meta_page_bytes(newest))
-            os.fsync(self._descriptor)
-
     def close(self) -> None:
         os.close(self._descriptor)
 
@@ -343,8 +390,3 @@ class DataFile:
             disk = os.statvfs(self._path)
             length += disk.f_bavail * disk.f_frsize
         self._allocated_bytes = min(length, self._max_bytes)
-
-    def _newest_meta_data(self) -> bytes:
-        first = os.pread(self._descriptor, META_BYTES, 0)
-        second = os.pread(self._descriptor, META_BYTES, meta_page_bytes(first))
-        return max(first, second, key=meta_transaction)

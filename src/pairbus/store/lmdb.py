@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from pairbus.callbacks import Callbacks
 from pairbus.durable import put_in_place, sync_directory
@@ -68,6 +68,7 @@ _DAMAGE: Final = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
+    lmdb.MapResizedError,
     lmdb.InvalidError,
     lmdb.CursorFullError,
     lmdb.PageFullError,
@@ -223,13 +224,31 @@ class LmdbStore:
         """Return a transaction that holds a batch."""
         self._expect_sound_file()
         batch = self._around_fences(batch)
-        transaction = self._environment.begin(write=True)
+        transaction = self._begin_writing()
         try:
             _write(transaction, batch)
         except BaseException:
             transaction.abort()
             raise
         return transaction
+
+    def _begin_writing(self) -> lmdb.Transaction[bytes]:
+        """Begin a transaction on the state of the last commit. LMDB takes for that what the meta pages say now."""
+        transaction = self._environment.begin(write=True)
+        if self._is_on_newest(transaction, self._file.newest.transaction + 1):
+            return transaction
+        transaction.abort()
+        self._distrust()
+        self._expect_sound_file()
+        return self._environment.begin(write=True)
+
+    def _is_on_newest(self, transaction: lmdb.Transaction[Any], number: int) -> bool:
+        """Return whether LMDB has begun a transaction with this number, on meta pages that no other has changed."""
+        try:
+            return transaction.id() == number and self._file.has_sound_metas()
+        except OSError as error:
+            transaction.abort()
+            raise StoreFailedError(self.place, str(error)) from error
 
     # Damage in a file that is in use
 
@@ -423,22 +442,32 @@ class LmdbStore:
 
     def write(self, transaction: lmdb.Transaction[bytes]) -> None:
         """Run a commit: the only part of the store that may be on another thread."""
+        number = transaction.id()
         try:
             transaction.commit()
-            self._file.note_commit()
+            self._note_commit(number)
             if not self._rests:
                 self._file.remember()
             self._file.keep_ahead()
         except lmdb.Error as error:
             self._check_meta_after_failure()
             self._sound_until_s = 0.0
-            self._file.note_commit()
+            self._file.note_commit(number, is_durable=False)
             self._file.remember()
             raise self._translated(error) from error
         finally:
             self._snapshot_is_old = True
             self._pending_bytes = 0
             self._pending = None
+
+    def _note_commit(self, number: int) -> None:
+        try:
+            problems = self._file.note_commit(number)
+        except StoreFailedError:
+            self._environment_is_doubtful = True  # LMDB remembers the commit that was lost
+            raise
+        for problem in problems:
+            self.on_restored(problem)
 
     def rest(self) -> None:
         """Remember the pages on which all others depend. Call it on the thread that commits, after the last commit."""
@@ -455,7 +484,6 @@ class LmdbStore:
         try:
             self._environment.begin(write=True).abort()
         except lmdb.Error:
-            self._file.mend_metas()
             self._environment_is_doubtful = True
 
     def _newest(self) -> lmdb.Transaction[memoryview[int]]:
@@ -472,6 +500,12 @@ class LmdbStore:
 
     def _begin_reading(self) -> lmdb.Transaction[memoryview[int]]:
         try:
+            transaction = self._environment.begin(buffers=True)
+            if self._pending is not None or self._is_on_newest(transaction, self._file.newest.transaction):
+                return transaction
+            transaction.abort()
+            self._distrust()
+            self._expect_sound_file()
             return self._environment.begin(buffers=True)
         except lmdb.Error as error:
             raise self._translated(error) from error
@@ -514,8 +548,6 @@ class LmdbStore:
             self._environment = _open(self.path, self.max_bytes)
         except lmdb.Error as error:
             raise self._translated(error) from error
-        self._file.note_commit()
-        self._file.remember()
         self._environment_is_doubtful = False
 
     def restore(self) -> None:
