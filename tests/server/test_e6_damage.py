@@ -94,7 +94,7 @@ def test_e6_overwritten_body_is_logged_counted_and_leaves_a_stub(
         assert "pairbus_records_quarantined_total 1.0" in ask(namespace, "/metrics")[1]
         (line,) = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
         assert line.startswith("record quarantined namespace=")
-        assert "entity='orders' sequence=42 message_id='id 41' damaged=body key=42000000000000002a page=" in line
+        assert 'entity=orders sequence=42 message_id="id 41" damaged=body key=42000000000000002a page=' in line
         offset = int(line.rpartition(" offset=")[2])
         assert MARK in (tmp_path / "data" / DATA_FILE).read_bytes()[offset:][:200], "the position of the value"
         caplog.clear()
