@@ -58,4 +58,5 @@ def test_other_directory_is_an_error(desk: CommandFixture, tmp_path: Path) -> No
         done = desk.run("diagnostics", "--data", data)
         assert done.code == 1
         assert done.reason.startswith(f"pairbus: {data} is not a readable data directory of pairbus: No such file")
+        assert done.reason.endswith("name the directory that the server was started with (pairbus serve --data)")
     assert [*tmp_path.iterdir()] == []

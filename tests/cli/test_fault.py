@@ -119,6 +119,14 @@ def test_key_without_manage_exits_with_1(contoso: RunningNamespace) -> None:
     done = run("fault", "list", "--connection", with_key(contoso, Right.SEND, Right.LISTEN))
     assert done.exit_code == 1
     assert "does not include the claim 'Manage'" in done.stderr
+    assert "check the key or token, and that it has the required claim" in done.stderr
+
+
+def test_receiving_from_a_namespace_that_cannot_be_connected_to_gives_advice(contoso: RunningNamespace) -> None:
+    assert run("fault", "add", "cannot-connect", *at(contoso)).exit_code == 0
+    done = run("receive", "orders", *at(contoso))
+    assert done.exit_code == 1
+    assert "check that the namespace is" in done.stderr
 
 
 def test_namespace_that_is_down_exits_with_1() -> None:

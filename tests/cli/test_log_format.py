@@ -26,7 +26,7 @@ def formatted(logged: logging.LogRecord) -> dict[str, Any]:
 def test_facts_are_fields_with_their_types() -> None:
     line = record('link refused peer=%s count=%d share=%.1f reason="%s" bytes=%r', "1.2.3.4:5", 3, 0.5, "a b", b"x")
     assert formatted(line) == {
-        "message": "link refused peer=1.2.3.4:5 count=3 share=0.5 reason=\"a b\" bytes=b'x'",
+        "message": 'link refused peer=1.2.3.4:5 count=3 share=0.5 reason="a b" bytes="b\'x\'"',
         "peer": "1.2.3.4:5",
         "count": 3,
         "share": 0.5,

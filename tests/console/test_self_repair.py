@@ -48,7 +48,7 @@ def test_injected_crash_of_the_console_restarts_its_sampler(tmp_path: Path, capl
         person = site.manager()
         request = FaultRequest(kind=FaultKind.COMPONENT_CRASH, component=CrashComponent.CONSOLE)
         site.call(lambda host: inject_fault(host, request))
-        eventually(lambda: "component restarted component=console restarts=1" in caplog.text)
+        eventually(lambda: " component=console restarts=1" in caplog.text)
         assert 'reason="its task failed with ComponentCrashError"' in caplog.text
         with person.stream(page="entities") as events:
             next(events)

@@ -313,7 +313,7 @@ def test_crash_of_the_dispatcher_loses_no_message(
     eventually(lambda: crashed(contoso, caplog))
     accepted(client, sender, "two")
     assert [body_of(each) for each in client.receive(receiver, 2)] == [b"one", b"two"]
-    eventually(lambda: "component restarted component=dispatcher" in caplog.text)
+    eventually(lambda: "component restarted namespace=contoso component=dispatcher" in caplog.text)
     assert "crashes the component 'dispatcher'" in caplog.text
 
 
@@ -358,7 +358,7 @@ def test_crash_of_the_commit_thread_loses_no_message(
     engage_crash(contoso, CrashComponent.COMMIT_THREAD)
     accepted(client, sender, "one", "two")
     assert crashed(contoso, caplog)
-    assert "component restarted component=commit-thread restarts=1" in caplog.text
+    assert "component restarted namespace=contoso component=commit-thread restarts=1" in caplog.text
     assert bodies(contoso) == [b"one", b"two"]
 
 
@@ -371,7 +371,7 @@ def test_crash_of_the_listener_closes_no_connection(
         assert refused.recv(1) == b""
     eventually(lambda: crashed(contoso, caplog))
     accepted(client, sender, "one")
-    eventually(lambda: "component restarted component=listener restarts=1" in caplog.text)
+    eventually(lambda: "component restarted namespace=contoso component=listener restarts=1" in caplog.text)
     with connect(contoso) as other:
         accepted(other, other.sender("orders"), "two")
     assert bodies(contoso) == [b"one", b"two"]
@@ -405,7 +405,7 @@ def test_e6_quarantined_message_leaves_a_stub_in_the_dead_letter_queue(
     assert message.properties is not None
     assert message.properties.message_id == "id 2"
     assert health(contoso) == (200, "degraded", "damaged records were quarantined: 1")
-    assert "record quarantined namespace=contoso entity='orders' sequence=2" in caplog.text
+    assert "record quarantined namespace=contoso entity=orders sequence=2" in caplog.text
     contoso.restart()
     assert bodies(contoso) == [b"1", b"3"]
     assert len(bodies(contoso, DEAD_LETTERS)) == 1
@@ -472,12 +472,12 @@ def test_faults_are_added_listed_and_cleared_over_http(
     assert ask(contoso, "DELETE", "/$faults/1") == (200, {"faults": [fault]})
     assert [each["id"] for each in ask(contoso, "DELETE")[1]["faults"]] == [2]
     assert ask(contoso, "GET") == (200, {"faults": []})
-    who = "key='RootManageSharedAccessKey' peer=127.0.0.1"
+    who = "key=RootManageSharedAccessKey peer=127.0.0.1"
     assert [line.rpartition(":")[0] for line in lines(caplog)] == [  # without the port
-        f'fault engaged namespace=contoso id=1 kind=slow scope="orders" duration_ms={LONG_MS} latency_ms=5 {who}',
-        f'fault engaged namespace=contoso id=2 kind=cannot-send scope="namespace" {who}',
-        f'fault cleared namespace=contoso id=1 kind=slow scope="orders" duration_ms={LONG_MS} latency_ms=5 {who}',
-        f'fault cleared namespace=contoso id=2 kind=cannot-send scope="namespace" {who}',
+        f"fault engaged namespace=contoso id=1 kind=slow entity=orders duration_ms={LONG_MS} latency_ms=5 {who}",
+        f"fault engaged namespace=contoso id=2 kind=cannot-send {who}",
+        f"fault cleared namespace=contoso id=1 kind=slow entity=orders duration_ms={LONG_MS} latency_ms=5 {who}",
+        f"fault cleared namespace=contoso id=2 kind=cannot-send {who}",
     ]
 
 

@@ -94,7 +94,7 @@ def test_e6_overwritten_body_is_logged_counted_and_leaves_a_stub(
         assert "pairbus_records_quarantined_total 1.0" in ask(namespace, "/metrics")[1]
         (line,) = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
         assert line.startswith("record quarantined namespace=")
-        assert "entity='orders' sequence=42 message_id='id 41' damaged=body key=42000000000000002a page=" in line
+        assert 'entity=orders sequence=42 message_id="id 41" damaged=body key=42000000000000002a page=' in line
         offset = int(line.rpartition(" offset=")[2])
         assert MARK in (tmp_path / "data" / DATA_FILE).read_bytes()[offset:][:200], "the position of the value"
         caplog.clear()
@@ -116,8 +116,8 @@ def test_e6_damage_that_is_found_at_the_start_is_logged_and_shown_by_health(
         namespace.start()
         lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
         assert sorted(line.partition(" namespace=")[2].split(" ", 1)[1].split(" key=")[0] for line in lines) == [
-            "entity='orders' sequence=1 damaged=record",
-            "kind='entity' entity_id=2",
+            "entity=orders sequence=1 damaged=record",
+            "kind=entity entity_id=2",
         ]
         assert health(namespace) == (200, "degraded", "damaged records were quarantined: 2")
         (stub,) = namespace.call(lambda host: host.use_namespace().peek(DEAD_LETTERS, 0, 10, host.now_ms()))
@@ -143,7 +143,7 @@ def test_e6_damaged_session_state_is_an_error_and_not_an_empty_state(
             answer = node.call(Operation.GET_SESSION_STATE, {"session-id": "one"}, link=link)
             assert (answer.status, "damaged" in answer.description) == (500, True)
             assert health(namespace)[1] == "degraded"
-            assert f"entity='visits' operation={Operation.GET_SESSION_STATE}" in caplog.text
+            assert f"entity=visits operation={Operation.GET_SESSION_STATE}" in caplog.text
             assert node.call(Operation.SET_SESSION_STATE, state, link=link).status == 200
             answer = node.call(Operation.GET_SESSION_STATE, {"session-id": "one"}, link=link)
             assert answer.body["session-state"] == state["session-state"]

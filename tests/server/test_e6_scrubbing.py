@@ -102,7 +102,7 @@ def test_e6_scrubbing_quarantines_a_damaged_body_that_nobody_reads(
 
     play(tmp_path, scene)
     (line,) = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
-    assert "entity='orders' sequence=334 message_id='333' damaged=body key=42" in line
+    assert "entity=orders sequence=334 message_id=333 damaged=body key=42" in line
 
 
 @pytest.mark.parametrize("kind", [keys.RECORD, keys.BODY], ids=["records", "bodies"])

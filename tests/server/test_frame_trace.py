@@ -121,6 +121,6 @@ def test_option_logs_frames_whatever_the_log_level(tmp_path: Path) -> None:
     with served_process(tmp_path, "--data", tmp_path / "data", "--trace-frames", "--log-level", "warning") as served:
         with served.connect() as client:
             client.send(client.sender("orders"), text_message(BODY))
-        eventually(lambda: any("frame=transfer" in line for line in served.lines("frame received")))
+        eventually(lambda: any('frame="transfer' in line for line in served.lines("frame received")))
         assert served.lines("namespace opened") == []
         assert BODY.decode() not in "\n".join(served.lines("frame"))

@@ -205,7 +205,7 @@ def test_e5_failed_login_is_logged_and_does_not_reveal_which_keys_exist(
     assert answers[0] == answers[1]
     lines = [line for line in caplog.messages if line.startswith("login failed")]
     for name, line in zip((ROOT, "NoSuchKey"), lines, strict=True):
-        assert re.search(rf" peer=127\.0\.0\.1:\d+ key={name} ", line), line
+        assert re.search(rf" peer=127\.0\.0\.1:\d+( container=wire-client)? key={name} ", line), line
     assert all(each.levelno == logging.WARNING for each in caplog.records if each.message in lines)
 
 

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 
 import pytest
+from azure.servicebus import ServiceBusClient
 
+from pairbus.server.access import shown_path
 from pairbus.server.host import NamespaceHost
-from pairbus.server.log_context import ContextLog, LogValue, peer_of
+from pairbus.server.log_context import ContextLog, Facts, LogValue, peer_of
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import Configuration, plain
 from tests.server.amqp.wire_client import DEADLINE_S, LinkRefusedError, WireClient, text_message
@@ -75,6 +77,25 @@ def test_peer_has_address_and_port(name: object, shown: str) -> None:
     assert peer_of(name) == shown
 
 
+def test_unknown_facts_are_left_out_and_values_are_quoted_by_one_rule() -> None:
+    facts = Facts(entity="orders", error=None, key="", action="two words", data=b"x", reason=LogValue("a b"))
+    assert str(facts) == ' entity=orders action="two words" data="b\'x\'" reason="a b"'
+
+
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [
+        ("amqps://localhost:25672/Events/subscriptions/Large/$management", "Events/Subscriptions/Large/$management"),
+        ("sb://localhost/nope", "nope"),
+        ("orders", "orders"),
+        ("sb://localhost", ""),
+        (7, None),
+    ],
+)
+def test_entity_of_a_line_is_its_path_in_one_form(address: object, path: str | None) -> None:
+    assert shown_path(address) == path
+
+
 # A real server.
 
 
@@ -109,7 +130,7 @@ def test_lines_of_a_connection_and_its_links(namespace: RunningNamespace, caplog
     refused = line(caplog, "link refused")
     assert re.match(rf"link refused {whole} link=lost entity=nowhere key={ROOT} condition=amqp:not-found ", refused)
     assert re.match(rf"link detached {whole} link=sending entity=orders ", line(caplog, "link detached"))
-    assert re.match(rf"connection closed by the peer {whole} ", line(caplog, "connection closed by"))
+    assert re.fullmatch(rf"connection closed by the peer {whole} key={ROOT}", line(caplog, "connection closed by"))
 
 
 def test_protocol_violation_names_the_connection(namespace: RunningNamespace, caplog: pytest.LogCaptureFixture) -> None:
@@ -120,6 +141,19 @@ def test_protocol_violation_names_the_connection(namespace: RunningNamespace, ca
     assert re.match(rf"protocol violation, connection closed {PEER} container=app-1 key={ROOT} error=", violation)
 
 
+def test_peek_with_the_azure_sdk_is_no_protocol_violation(
+    namespace: RunningNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The SDK for Python detaches a link of the session that it has just ended."""
+    with (
+        ServiceBusClient.from_connection_string(namespace.connection_string) as client,
+        client.get_queue_receiver("orders") as receiver,
+    ):
+        assert receiver.peek_messages(1) == []
+    line(caplog, "connection closed by")
+    assert not [each for each in caplog.messages if each.startswith("protocol violation")]
+
+
 def test_refused_token_names_the_entity_and_the_claimed_key(
     namespace: RunningNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,9 +161,7 @@ def test_refused_token_names_the_entity_and_the_claimed_key(
     with WireClient(namespace.port).open() as client:
         assert client.put_token("sb://localhost/orders", token).status == 401
     refused = line(caplog, "token refused")
-    assert re.match(
-        rf"token refused {PEER} container=wire-client link=\S+ entity=sb://localhost/orders key=shop ", refused
-    )
+    assert re.match(rf"token refused {PEER} container=wire-client link=\S+ entity=orders key=shop ", refused)
     assert "AAAA" not in "".join(caplog.messages)
 
 
@@ -137,7 +169,8 @@ def test_revoked_key_is_named(namespace: RunningNamespace, caplog: pytest.LogCap
     with client_of(namespace).open() as client:
         namespace.call(lambda host: host.use_namespace().set_authorization_rules([], host.now_ms()))
         client.until_hung_up()
-    assert re.fullmatch(rf"claims revoked {PEER} container=app-1 remaining=0", line(caplog, "claims revoked"))
+    revoked = line(caplog, "claims revoked")
+    assert re.fullmatch(rf"claims revoked {PEER} container=app-1 key={ROOT} remaining=0", revoked)
 
 
 def test_refused_request_over_http_names_the_peer(

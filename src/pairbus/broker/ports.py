@@ -14,6 +14,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
 from pairbus.broker.message import Address, QueueId, Record
 
+Location: TypeAlias = tuple[tuple[str, str | int | None], ...]
+"""Where the store keeps something, as facts: names with their values."""
+
 
 class Records(Protocol):
     """The storage that the broker needs. Reads return ``None`` for records that are damaged or missing."""
@@ -39,7 +42,7 @@ class Records(Protocol):
     def set_aside_body(self, body_id: int) -> None:
         """Keep a copy of an unreadable body; the body itself is removed with its last record."""
 
-    def location(self, place: QueueId, sequence: int, body_id: int | None) -> str:
+    def location(self, place: QueueId, sequence: int, body_id: int | None) -> Location:
         """Return where the store keeps a record, or a body, that cannot be read: for the log."""
 
     def body(self, body_id: int) -> bytes | None: ...
@@ -211,7 +214,7 @@ class Quarantined(NamedTuple):
     damaged: str
     """The damaged part of the message: its record or its body."""
 
-    location: str = ""
+    location: Location = ()
     """The position of the damage in the store."""
 
 

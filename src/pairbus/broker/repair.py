@@ -62,9 +62,10 @@ class Quarantine:
         """Dead-letter a stub of a message that is already out of service, and report it."""
         damaged = RECORD if record is None else BODY
         location = self._context.records.location(queue.place, sequence, None if record is None else record.body_id)
+        where = " ".join(f"{name}={value}" for name, value in location)
         failure = Failure(
             errors.DAMAGED,
-            f"message {sequence} of '{queue.address}' is lost: its {damaged} is damaged in the store ({location});"
+            f"message {sequence} of '{queue.address}' is lost: its {damaged} is damaged in the store ({where});"
             " restore it with pairbus repair or from a backup, or send it again",
         )
         stub = _stub(sequence, record, len(self._context.stub_body))

@@ -16,7 +16,7 @@ import typer
 
 from pairbus.cli.connection import CONNECTION_VARIABLE, USAGE, NamedNamespace, one_line, read_connection
 from pairbus.cli.failure import fail
-from pairbus.client.errors import EntityNotFoundError, InvalidRequestError, MessagingError
+from pairbus.client.errors import EntityNotFoundError, InvalidRequestError, MessagingCommunicationError, MessagingError
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.validation import check_path, shown
 from pairbus.dialect.paths import SubQueue, split_entity_path
@@ -123,6 +123,8 @@ def _explained(path: str, error: MessagingError) -> str:
             return f"'{path}' requires sessions: name one with --session ID, or accept the next one with --next-session"
         if "is a topic" in error.message:
             return topic_text(path, "receive from")
+    if isinstance(error, MessagingCommunicationError) and not error.hint:
+        return f"{one_line(error)}; check that the namespace is available, then try again"
     return one_line(error)
 
 

@@ -87,7 +87,8 @@ def _of_directory(data: Path) -> str:
         files = {str(path.relative_to(data)): path.stat().st_size for path in sorted(data.rglob("*")) if path.is_file()}
         layout = (data / FORMAT_FILE).read_text("utf-8")
     except OSError as error:
-        fail(f"{data} is not a readable data directory of pairbus: {error.strerror}; name the one of serve", FAILED)
+        advice = "name the directory that the server was started with (pairbus serve --data)"
+        fail(f"{data} is not a readable data directory of pairbus: {error.strerror}; {advice}", FAILED)
     directory = BundleDirectory(data)
     bundles = {info.name: json.loads(directory.read(info.name) or b"null") for info in directory.list()}
     bundle = {

@@ -16,7 +16,7 @@ from pairbus.cli.arguments import complete_any, duration_text, entity_path, not_
 from pairbus.cli.command_group import MARKUP
 from pairbus.cli.connection import USAGE, ConnectionOption, JsonOption, one_line, read_connection, run
 from pairbus.cli.failure import fail
-from pairbus.client.errors import EntityNotFoundError, MessagingError
+from pairbus.client.errors import EntityNotFoundError, MessagingError, UnauthorizedError
 from pairbus.fault_kinds import FAULT_RULES, CrashComponent, FaultKind, FaultRequest
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -136,7 +136,7 @@ def add_fault(
     def explained(error: MessagingError) -> str:
         if isinstance(error, EntityNotFoundError) and request.entity is not None and request.sequence_number is None:
             return not_found_text(request.entity)
-        return one_line(error.message)
+        return _explained(error)
 
     found = run(namespace.faults().add(request), explained)
     print(json.dumps(found, indent=2) if as_json else f"fault {found['id']} engaged: {_text(found)}")
@@ -193,7 +193,7 @@ def _in_options(text: str) -> str:
 
 
 def _explained(error: MessagingError) -> str:
-    return one_line(error.message)
+    return one_line(error if isinstance(error, UnauthorizedError) else error.message)
 
 
 # Output.

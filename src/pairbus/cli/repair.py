@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pairbus.cli.failure import fail
+from pairbus.server.log_context import Facts
 from pairbus.store import StoreError
 from pairbus.store.keys import describe
 from pairbus.store.repair import EntityRepair, RepairReport
@@ -63,7 +64,7 @@ def _as_json(report: RepairReport, data: Path, to: Path) -> dict[str, Any]:
         "records": report.records,
         "entities": [_entity_as_json(entity) for entity in report.entities.values()],
         "replaced_entities": report.renamed,
-        "damaged_records": [describe(key) for key in report.damaged],
+        "damaged_records": [_described(key) for key in report.damaged],
         "damaged_pages": [
             {"page": page.page, "reason": page.reason, "first_key": page.low.hex(), "end_key": _hex(page.high)}
             for page in report.damaged_pages
@@ -84,6 +85,10 @@ def _entity_as_json(entity: EntityRepair) -> dict[str, Any]:
     }
 
 
+def _described(key: bytes) -> str:
+    return str(Facts(**describe(key))).strip()
+
+
 def _hex(key: bytes | None) -> str | None:
     return None if key is None else key.hex()
 
@@ -101,7 +106,7 @@ def _print(report: RepairReport, to: Path) -> None:
             f"lost entity='{lost.entity}' sequence={lost.sequence}{message_id} damaged={lost.damaged}", markup=False
         )
     _print_some(console, "lost message", [], len(report.lost) - _SHOWN)
-    _print_some(console, "damaged record", [describe(key) for key in report.damaged])
+    _print_some(console, "damaged record", [_described(key) for key in report.damaged])
     _print_some(console, "damaged page", [f'page={page.page} reason="{page.reason}"' for page in report.damaged_pages])
     _print_some(console, "replaced entity", [f"name='{name}'" for name in report.renamed])
     if report.unreferenced_bodies:

@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 
 from pairbus.cli.failure import fail
-from pairbus.cli.log_format import JsonFormatter
+from pairbus.cli.log_format import JsonFormatter, TextFormatter
 from pairbus.console import open_console
 from pairbus.durable import OWNER_ONLY, write_file
 from pairbus.ledger import LedgerError
@@ -42,6 +42,8 @@ from pairbus.server.settings import (
     load_settings,
 )
 from pairbus.store import StoreError
+
+_log = logging.getLogger(__name__)
 
 LINES_A_SECOND: Final = 20
 """Maximum for lines of one kind: those of one logger with the same format string, regardless of its arguments."""
@@ -209,18 +211,23 @@ def _announce(settings: Settings, server: NamespaceServer) -> None:
         texts = [f"{name}: {text}" for name, text in lines.items()]
         print(*texts, *([] if connection_string is None else [connection_string]), sep="\n", flush=True)
     if settings.allow_any_jwt:
-        _warn("allow_any_jwt accepts EVERY JSON web token, without checking who signed it")
+        _warn(settings, "allow_any_jwt accepts EVERY JSON web token, without checking who signed it")
     if settings.allow_faults:
-        _warn("allow_faults lets every key with the Manage claim inject faults: do not use it in production")
+        _warn(settings, "allow_faults lets every key with the Manage claim inject faults: do not use it in production")
     if settings.key is not None and len(settings.key) < _KEY_CHARACTERS:
         _warn(
+            settings,
             f"the root key has {len(settings.key)} characters and may be guessed: use at least {_KEY_CHARACTERS},"
-            " or omit it to generate one"
+            " or omit it to generate one",
         )
 
 
-def _warn(text: str) -> None:
-    print(f"pairbus: WARNING: {text}", file=sys.stderr, flush=True)
+def _warn(settings: Settings, text: str) -> None:
+    """Warn about a setting, on standard error: as a line of the log if each line has to be JSON."""
+    if settings.log_format is LogFormat.JSON:
+        _log.warning("insecure setting reason=%s", text)
+    else:
+        print(f"pairbus: WARNING: {text}", file=sys.stderr, flush=True)
 
 
 def _announce_in_colour(lines: dict[str, str], connection_string: str | None) -> None:
@@ -236,9 +243,7 @@ def _set_up_logging(settings: Settings) -> None:
     handler = logging.StreamHandler()  # to stderr: stdout is for the connection string
     handler.addFilter(LogLimit(unlimited=(FRAMES,)))
     is_json = settings.log_format is LogFormat.JSON
-    handler.setFormatter(
-        JsonFormatter() if is_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    )
+    handler.setFormatter(JsonFormatter() if is_json else TextFormatter())
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     if settings.trace_frames:  # whatever the level of the other lines
         logging.getLogger(FRAMES).setLevel(logging.DEBUG)

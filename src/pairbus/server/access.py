@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Final
 
 from pairbus.broker import Address, AuthorizationRule, Namespace, Right
-from pairbus.dialect.paths import path_within
+from pairbus.dialect.paths import path_within, split_entity_path
 from pairbus.dialect.sas import PREFIX, SasToken, SasTokenError, parse_sas_token
 from pairbus.server.errors import InvalidCredentialsError, UnauthorizedError
 from pairbus.server.host import NamespaceHost
@@ -175,6 +175,18 @@ def path_of(audience: str) -> str:
     A query is ignored: some clients sign the address of a request.
     """
     return path_within(audience.partition("?")[0]).lower()
+
+
+def shown_path(audience: object) -> str | None:
+    """Return the path within the namespace that an address names, for the log; ``None`` for what names no entity.
+
+    It is the same text for all spellings of the address, but the names are as the peer wrote them.
+    """
+    if not isinstance(audience, str):
+        return None
+    path = path_within(audience.partition("?")[0])
+    entity = split_entity_path(path)
+    return path if entity is None else str(entity)
 
 
 def entity_of(path: str) -> str | None:

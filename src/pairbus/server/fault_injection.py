@@ -15,6 +15,7 @@ from pairbus.server.audit import NOBODY, Actor, AuditAction
 from pairbus.server.errors import BadRequestError, FaultsNotAllowedError
 from pairbus.server.faults import ComponentCrashError, Fault, FaultEvent, Faults
 from pairbus.server.host import NamespaceHost
+from pairbus.server.log_context import Facts
 from pairbus.server.messages import address_of
 from pairbus.store.faulty import FaultyStore, StoreTrouble
 
@@ -26,17 +27,16 @@ _TICK_S: Final = 1.0
 
 def log_fault(event: FaultEvent, fault: Fault, origin: Actor, namespace: str) -> None:
     """Log a change of a fault, with the client that has caused it."""
-    _log.warning(
-        'fault %s namespace=%s id=%d kind=%s scope="%s"%s key=%r peer=%s',
-        event,
-        namespace,
-        fault.id,
-        fault.kind,
-        "namespace" if fault.scope is None else fault.scope,
-        "".join(f" {name}={value}" for name, value in fault.arguments().items()),
-        origin.key_name,
-        origin.peer,
+    facts = Facts(
+        namespace=namespace,
+        id=fault.id,
+        kind=fault.kind,
+        entity=fault.scope,
+        **fault.arguments(),
+        key=origin.key_name,
+        peer=origin.peer,
     )
+    _log.warning("fault %s%s", event, facts)
 
 
 def _ledger_text(event: FaultEvent, fault: Fault) -> str:

@@ -186,6 +186,8 @@ class Faults:
         if fault.kind is not FaultKind.QUARANTINE:
             self._faults[fault.id] = fault
         self.on_change(FaultEvent.ENGAGED, fault, origin)
+        if fault.kind is FaultKind.QUARANTINE:
+            self.on_change(FaultEvent.DONE, fault, origin)
         return fault
 
     def clear(self, fault_id: int, now_ms: int, origin: Actor = NOBODY) -> Fault:

@@ -27,6 +27,7 @@ from pairbus.fault_kinds import CrashComponent
 from pairbus.server.audit import Actor, AuditAction, AuditLog
 from pairbus.server.errors import ServerBusyError
 from pairbus.server.faults import ComponentCrashError, Faults
+from pairbus.server.log_context import Facts, LogValue
 from pairbus.server.process import Clock
 from pairbus.server.side_buffer.buffer import SideBuffer
 from pairbus.server.supervision.operation_log import OperationLog
@@ -255,10 +256,10 @@ class NamespaceHost(HostEvents):
             return Trouble("the storage is full: sends go to the side buffer", failure, takes_sends=True)
         return Trouble("the storage is full, and the side buffer takes no more: sends are refused", failure)
 
-    def report_damage(self, what: str) -> None:
+    def report_damage(self, **facts: object) -> None:
         """Count a damaged record, and log it."""
         self.quarantined_count += 1
-        _log.error("record quarantined namespace=%s %s", self.name, what)
+        _log.error("record quarantined%s", Facts(namespace=self.name, **facts))
 
     @property
     def damaged_page_count(self) -> int:
@@ -384,7 +385,7 @@ class NamespaceHost(HostEvents):
         known = len(self.committer.damaged)
         merged = self.committer.merged(identity)
         for key in self.committer.damaged[known:]:
-            self.report_damage(describe(key))
+            self.report_damage(**describe(key))
         return merged
 
     def put_merged(self, identity: bytes, entity: str, position: int) -> None:
@@ -495,7 +496,7 @@ class NamespaceHost(HostEvents):
             self._schedule()
         for notice in namespace.take_notices():
             if isinstance(notice, Quarantined):
-                self.report_damage(_quarantined(notice))
+                self.report_damage(**_quarantined(notice))
             elif isinstance(notice, IndexFault):
                 self.loop.call_soon(self.on_index_fault, notice)
             elif isinstance(notice, IndexReloaded):
@@ -557,8 +558,7 @@ class NamespaceHost(HostEvents):
         """Log a problem of the storage once, and its end once."""
         problem = None if trouble is None else trouble.problem
         if trouble is not None and problem != self._trouble:
-            error = "" if trouble.error is None else f' error="{trouble.error}"'
-            _log.error('storage failed namespace=%s reason="%s"%s', self.name, problem, error)
+            _log.error("storage failed%s", Facts(namespace=self.name, reason=problem, error=trouble.error))
         elif trouble is None and self._trouble is not None:
             _log.warning("storage recovered namespace=%s", self.name)
             if self.side_buffer is not None:
@@ -607,7 +607,8 @@ class NamespaceHost(HostEvents):
         is_loading = self.committer.is_loading
         what = "sends are refused" if self.side_buffer is None or is_loading else "sends go to the side buffer"
         task = "load" if is_loading else "commit"
-        _log.error('storage stalled namespace=%s %s_seconds=%.1f consequence="%s"', self.name, task, age_s, what)
+        facts = Facts(namespace=self.name, **{f"{task}_seconds": round(age_s, 1)}, consequence=what)
+        _log.error("storage stalled%s", facts)
         if self.side_buffer is None:
             self.committer.withdraw()
         for commit, overdue in self._waiting_sends.take():
@@ -653,7 +654,7 @@ class NamespaceHost(HostEvents):
         """Report damaged records other than messages: for those the broker reports stubs."""
         for key in recovery.damaged:
             if key not in recovery.stubs:
-                self.report_damage(describe(key))
+                self.report_damage(**describe(key))
 
     def add_in_use(self, entities: Callable[[], Iterable[Address]]) -> None:
         """Add a function that returns entities with open links: they are not idle."""
@@ -686,7 +687,11 @@ class NamespaceHost(HostEvents):
         self._schedule()
 
 
-def _quarantined(notice: Quarantined) -> str:
-    message_id = f" message_id={notice.message_id!r}" if notice.message_id else ""
-    where = f" {notice.location}" if notice.location else ""
-    return f"entity='{notice.address}' sequence={notice.sequence}{message_id} damaged={notice.damaged}{where}"
+def _quarantined(notice: Quarantined) -> dict[str, object]:
+    return {
+        "entity": notice.address,
+        "sequence": notice.sequence,
+        "message_id": LogValue(notice.message_id) if notice.message_id else None,
+        "damaged": notice.damaged,
+        **dict(notice.location),
+    }

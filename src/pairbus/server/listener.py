@@ -22,7 +22,7 @@ from pairbus.server.amqp.connection import ServerConnection
 from pairbus.server.amqp.services import AmqpServices, UnprovenConnections
 from pairbus.server.connection_limits import ConnectionLimits
 from pairbus.server.faults import FAULTS_PATH
-from pairbus.server.log_context import peer_of
+from pairbus.server.log_context import Facts, peer_of
 from pairbus.server.peer_limits import AddressLimit, peer_address
 from pairbus.server.supervision.supervisor import Problem
 
@@ -133,7 +133,8 @@ class ProtocolSniffer(asyncio.Protocol):
             if may_pass is None:
                 return
             if not may_pass:
-                _log.info('connection reset peer=%s reason="injected fault"', peer_address(transport))
+                peer = peer_of(transport.get_extra_info("peername"))
+                _log.info('connection reset peer=%s reason="injected fault"', peer)
                 transport.abort()
                 return
         if preface is Preface.AMQP:
@@ -229,7 +230,7 @@ MakeProtocol = Callable[[socket.socket, bool], asyncio.Protocol]
 _Selector: Final[Callable[[], selectors.BaseSelector]] = getattr(selectors, "PollSelector", selectors.SelectSelector)
 """A selector without a file descriptor of its own: there may be none left."""
 
-_HINT: Final = ' hint="the client may not trust the certificate, see pairbus trust"'
+_HINT: Final = "the client may not trust the certificate, see pairbus trust"
 
 
 class ListenError(OSError):
@@ -509,7 +510,7 @@ class Listener:
             if task.cancelled():  # before it started: otherwise it closes the socket itself
                 self._discard(accepted)
             elif (error := task.exception()) is not None:
-                _log.error('handshake failed peer=%s error="%r"', _peer_of(accepted), error, exc_info=error)
+                _log.error("handshake failed%s", Facts(peer=_peer_of(accepted), error=repr(error)), exc_info=error)
                 self._discard(accepted)
 
         task = self._loop.create_task(work)
@@ -527,7 +528,7 @@ class Listener:
             self._discard(accepted)
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
             reason = str(error) or ("evicted" if isinstance(error, asyncio.CancelledError) else "closed by the peer")
-            _log.info('handshake failed peer=%s error="%s"%s', peer, reason, _HINT if secure else "")
+            _log.info("handshake failed%s", Facts(peer=peer, error=reason, hint=_HINT if secure else None))
             self._discard(accepted)
 
     async def _connect(

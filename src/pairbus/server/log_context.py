@@ -10,8 +10,18 @@ from typing import Any, Final
 
 _FIRST_FACT: Final = re.compile(r" \w+=")
 _CONVERSION: Final = re.compile(r"%(?!%)")
-_PLAIN: Final = re.compile(r"[\w.:/@$*+,;()\[\]{}<>|~^!?&#-]+", re.ASCII)
+_PLAIN: Final = re.compile(r"[\w.:/@$*+,;()\[\]{}<>|~^!?&#%-]+", re.ASCII)
 _MAX_CHARACTERS: Final = 200
+
+
+def quoted(text: str) -> str:
+    """Return a value as a line shows it: bare, or in double quotes if it could be taken for something else."""
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def is_known(value: object) -> bool:
+    """Return whether a value is a fact: ``None`` and empty texts are not."""
+    return value is not None and value != ""
 
 
 class LogValue:
@@ -26,9 +36,22 @@ class LogValue:
         text = str(self.value)
         if len(text) > _MAX_CHARACTERS:
             text = text[:_MAX_CHARACTERS] + "…"
-        if _PLAIN.fullmatch(text):
-            return text
-        return json.dumps(text, ensure_ascii=not text.isprintable())
+        return quoted(text)
+
+
+class Facts:
+    """The facts of a line as one argument of it: ``key=value`` for each that is known."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, **values: object) -> None:
+        self.values = {key: value for key, value in values.items() if is_known(value)}
+
+    def __str__(self) -> str:
+        return "".join(
+            f" {key}={value if isinstance(value, LogValue) else quoted(str(value))}"
+            for key, value in self.values.items()
+        )
 
 
 class ContextLog(logging.LoggerAdapter[logging.Logger]):
@@ -38,7 +61,7 @@ class ContextLog(logging.LoggerAdapter[logging.Logger]):
     """
 
     def __init__(self, logger: logging.Logger, **facts: object) -> None:
-        super().__init__(logger, {key: value for key, value in facts.items() if value not in {None, ""}})
+        super().__init__(logger, {key: value for key, value in facts.items() if is_known(value)})
 
     def having(self, **facts: object) -> ContextLog:
         """Return a logger with more facts."""

@@ -119,11 +119,13 @@ def _counted(address: str, key: str) -> _Counted:
 
 
 class LoginFailure(NamedTuple):
-    """A failed login: the peer, the name of the key that it claimed to have, and the protocol."""
+    """A failed login: the peer, the name of the key that it claimed to have, the protocol, and the container."""
 
     peer: str
     key: str
     protocol: str
+    container: str = ""
+    """Empty if it is not known: over HTTP, and before an AMQP connection is opened."""
 
 
 class LoginRefusal(NamedTuple):
@@ -175,10 +177,12 @@ class LoginLimiter:
         if len(self._known) > _MOST_KNOWN:
             del self._known[next(iter(self._known))]
 
-    def failed(self, address: str, key: str, protocol: str, reason: Exception, peer: str = "") -> LoginRefusal:
-        """Record a failed login; return the answer to it. ``peer`` is for the log."""
-        failure = LoginFailure(peer=peer or address, key=key, protocol=protocol)
-        log = ContextLog(_log, peer=failure.peer, key=key, protocol=protocol)
+    def failed(
+        self, address: str, key: str, protocol: str, reason: Exception, peer: str = "", container: str = ""
+    ) -> LoginRefusal:
+        """Record a failed login; return the answer to it. ``peer`` and ``container`` are for the log."""
+        failure = LoginFailure(peer=peer or address, key=key, protocol=protocol, container=container)
+        log = ContextLog(_log, peer=failure.peer, container=container, key=key, protocol=protocol)
         log.warning("login failed reason=%s", LogValue(reason))
         self.on_failed(failure)
         login = _counted(address, key)

@@ -121,7 +121,7 @@ class Scrubber:
             if key.startswith((RECORD, BODY)):
                 has_damaged_message = True
             else:
-                self._host.report_damage(describe(key))
+                self._host.report_damage(**describe(key))
         if has_damaged_message or len(self._host.committer.damaged_pages) > pages:
             await self._inspect()
 

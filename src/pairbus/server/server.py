@@ -612,7 +612,7 @@ def _storage_reading(host: NamespaceHost, scrubber: Scrubber | None) -> StorageR
 
 
 def _record_failed_login(audit: AuditLog, failure: LoginFailure) -> None:
-    actor = Actor(peer=failure.peer, protocol=failure.protocol)
+    actor = Actor(peer=failure.peer, protocol=failure.protocol, container=failure.container)
     audit.record(AuditAction.LOGIN_FAILED, actor, key=failure.key, error=InvalidCredentialsError("wrong key"))
 
 

@@ -165,11 +165,10 @@ def after_records(place: QueueId) -> bytes:
     return after(_SEQUENCE.pack(RECORD, place.entity_id, place.part, 0)[:6])
 
 
-def describe(key: bytes) -> str:
-    """Describe a key for a log line."""
-    kind = f"kind={_KINDS.get(key[:1], 'unknown')!r}"
-    owner = f" entity_id={entity_of(key)}" if key[:1] in _OF_ENTITIES else ""
-    return f"{kind}{owner} key={key.hex()}"
+def describe(key: bytes) -> dict[str, str | int | None]:
+    """Describe a key, as facts of a log line."""
+    owner = entity_of(key) if key[:1] in _OF_ENTITIES else None
+    return {"kind": _KINDS.get(key[:1], "unknown"), "entity_id": owner, "key": key.hex()}
 
 
 _SIZES: Final = {

@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
 from pairbus.broker.message import QueueId, Record
+from pairbus.broker.ports import Location
 from pairbus.store import keys
 from pairbus.store.errors import DamagedRecordError, NamespaceReplacedError, StoreError, StoreFullError
 from pairbus.store.keyvalue import Commit, CommitId, KeyValueStore
@@ -215,12 +216,12 @@ class WriteBatch:
                     return None
         return value
 
-    def location(self, place: QueueId, sequence: int, body_id: int | None) -> str:
+    def location(self, place: QueueId, sequence: int, body_id: int | None) -> Location:
         key = keys.record_key(*place, sequence) if body_id is None else keys.body_key(body_id)
         found = self._found_damaged
         if found is None or found.key != key or found.page is None:
-            return f"key={key.hex()}"
-        return f"key={key.hex()} page={found.page} offset={found.offset}"
+            return (("key", key.hex()),)
+        return ("key", key.hex()), ("page", found.page), ("offset", found.offset)
 
     def record(self, place: QueueId, sequence: int) -> Record | None:
         data = self._read(keys.record_key(place[0], place[1], sequence))

@@ -145,8 +145,9 @@ def repaired(
     assert metric(namespace, f'pairbus_component_restarts_total{{component="{kind or name}"}}') >= 1
     bundle_about(namespace, kind or name)
     lines = [record.getMessage() for record in caplog.records]
-    assert any(line.startswith(f"component failed, restarting component={name} reason=") for line in lines)
-    assert f"component restarted component={name} restarts=1" in lines
+    where = f"namespace={namespace.name} component={name}"
+    assert any(line.startswith(f"component failed, restarting {where} reason=") for line in lines)
+    assert f"component restarted {where} restarts=1" in lines
 
 
 def on_loop(namespace: RunningNamespace, function: Callable[[AmqpServices], object]) -> None:
@@ -688,7 +689,9 @@ def test_component_that_fails_after_three_restarts_is_stopped_and_reported(
         assert metric(namespace, 'pairbus_component_state{component="dispatcher",state="running"}') == 0
         assert metric(namespace, 'pairbus_component_state{component="timers",state="running"}') == 1
         fill(namespace, "sends go on")
-        assert "component stopped after too many restarts component=dispatcher" in caplog.text
+        assert (
+            f"component stopped after too many restarts namespace={namespace.name} component=dispatcher" in caplog.text
+        )
         monkeypatch.undo()
         namespace.restart()
         assert health(namespace) == (200, "ok", "")

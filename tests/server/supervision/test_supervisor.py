@@ -80,7 +80,7 @@ def test_failed_component_is_reported_and_restarted_alone(caplog: pytest.LogCapt
     assert bench.reports == [("part", "broken")]
     assert bench.supervisor.restarts == {"part": 1, "other": 0}
     assert [record.getMessage() for record in caplog.records] == [
-        'component failed, restarting component=part reason="broken" bundle=bundle',
+        "component failed, restarting component=part reason=broken bundle=bundle",
         "component restarted component=part restarts=1",
     ]
 

@@ -6,15 +6,16 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from pairbus.broker import Address, Right, SessionLockLostError
 from pairbus.dialect.conditions import ServiceBusCondition
-from pairbus.server.access import Grant
+from pairbus.server.access import Grant, path_of, shown_path
 from pairbus.server.amqp.attachment import attach_link
 from pairbus.server.amqp.claims_recheck import REVOCATION_COST, Holds
 from pairbus.server.amqp.consumer import Consumer
@@ -69,6 +70,9 @@ from pairbus.wire.settlement import shortened
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_NAMED: Final = 4
+"""Maximum number of names in one fact of a log line."""
 
 _MOST_UNCONFIRMED_BYTES: Final = 8 * 1024 * 1024
 """Maximum size of the messages of a connection that are not durable yet; beyond that it is not read."""
@@ -407,20 +411,23 @@ class ServerConnection:
 
     # For nodes.
 
-    def log_context(self, link: Link | None = None, path: str | None = None) -> ContextLog:
+    def log_context(self, link: Link | None = None) -> ContextLog:
         """Return a logger whose lines name the peer, its container and key, and the link and the entity, if given."""
-        opened, name = self._engine.peer, None
-        if link is not None:
-            name = link.name
-            path = _path_of(link) if path is None else path
+        address = None if link is None else _address_of(link)
         return ContextLog(
             _log,
             peer=self._peer,
-            container=None if opened is None else opened.container_id,
-            link=name,
-            entity=path,
-            key=self.claims.who(path or "") or self.claims.names(),
+            container=self._container,
+            link=None if link is None else link.name,
+            entity=shown_path(address),
+            key=self.claims.who(path_of(address or "")) or self.claims.names(),
         )
+
+    @property
+    def _container(self) -> str:
+        """Return the container id of the peer; empty until it has opened the connection."""
+        opened = self._engine.peer
+        return "" if opened is None else opened.container_id
 
     def guard(self, work: Callable[[], object]) -> None:
         """Call ``work``; an unexpected error is logged, and ends only this connection."""
@@ -436,13 +443,12 @@ class ServerConnection:
 
     def actor(self, path: str) -> Actor:
         """Return who acts on a path, for the audit log."""
-        opened = self._engine.peer
         return Actor(
             key_name=self.claims.who(path),
             rights=self.claims.rights(path),
             peer=self._peer,
             protocol=self._protocol,
-            container="" if opened is None else opened.container_id,
+            container=self._container,
         )
 
     def compute(self, work: Callable[[], T]) -> Future[T]:
@@ -614,12 +620,15 @@ class ServerConnection:
             yield 1
         if revoked and not self._is_lost:
             self.claims.drop(revoked)
-            self.guard(self._revoke)
+            self.guard(partial(self._revoke, [grant for _, grant in revoked]))
             yield REVOCATION_COST
 
-    def _revoke(self) -> None:
+    def _revoke(self, revoked: list[Grant]) -> None:
         reason = "the key that it was opened with was changed or removed"
-        self.log_context().info("claims revoked remaining=%d", len(self.claims))
+        log = self.log_context().having(
+            entity=_listed(shown_path(grant.path) for grant in revoked), key=_listed(grant.who for grant in revoked)
+        )
+        log.info("claims revoked remaining=%d", len(self.claims))
         self._end_unclaimed(UnauthorizedError(reason))
         if not self.claims:
             self._end(Error(Condition.UNAUTHORIZED_ACCESS, reason))
@@ -636,7 +645,7 @@ class ServerConnection:
         """Note a failed log-in; return the answer to it."""
         guesses = self._services.guesses
         if isinstance(reason, InvalidCredentialsError):
-            return guesses.failed(self.address, key, self._protocol, reason, self._peer)
+            return guesses.failed(self.address, key, self._protocol, reason, self._peer, self._container)
         return LoginRefusal(guesses.answer(self.address, reason), 0.0)
 
     def session_token(self, link_name: object, address: Address, session_id: object) -> bytes | None:
@@ -683,7 +692,7 @@ class ServerConnection:
         self.log_context().debug("connection opened protocol=%s", self._protocol)
 
     def _closed(self, event: ConnectionClosed) -> None:
-        self.log_context().debug("connection closed by the peer error=%s", LogValue(event.error))
+        self.log_context().having(error=event.error).debug("connection closed by the peer")
         self.flush()
         self._disconnect()
 
@@ -721,7 +730,7 @@ class ServerConnection:
 
     def _log_link(self, text: str, node: Node) -> None:
         if _log.isEnabledFor(logging.DEBUG):
-            self.log_context(node.link, node.path).debug(text, node.kind)
+            self.log_context(node.link).debug(text, node.kind)
 
     def _credited(self, event: CreditGranted) -> None:
         node = self._nodes.get(event.link)
@@ -903,7 +912,12 @@ class ServerConnection:
             self._abort_timer = self.host.loop.call_later(_READ_WITHIN_S, self._transport.abort)
 
 
-def _path_of(link: Link) -> str | None:
+def _listed(names: Iterable[str | None]) -> str:
+    """Return different names as one fact, a few at most."""
+    return ",".join(islice(dict.fromkeys(name for name in names if name), _NAMED))
+
+
+def _address_of(link: Link) -> str | None:
     """Return the address that the peer attached a link to, if it named one."""
     attach = link.peer
     terminus = None if attach is None else attach.target if link.role == RECEIVER else attach.source

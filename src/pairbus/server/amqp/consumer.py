@@ -119,7 +119,7 @@ class SessionWait(Node):
         self._connection.flush()
 
     def log_context(self) -> ContextLog:
-        return self._connection.log_context(self.link, self.path)
+        return self._connection.log_context(self.link)
 
     def on_detached(self) -> None:
         self._finish()
@@ -322,7 +322,7 @@ class Consumer(Node):
             self._connection.flush()
 
     def log_context(self) -> ContextLog:
-        return self._connection.log_context(self.link, self.path)
+        return self._connection.log_context(self.link)
 
     # Settlement.
 

@@ -11,7 +11,7 @@ from pairbus.broker import Address
 from pairbus.dialect.management import Operation, Request, Response, read_request
 from pairbus.dialect.paths import CBS, split_entity_path
 from pairbus.dialect.sas import SasTokenError, parse_sas_token
-from pairbus.server.access import path_of
+from pairbus.server.access import path_of, shown_path
 from pairbus.server.amqp.node import Need, Node
 from pairbus.server.amqp.producer import CREDIT
 from pairbus.server.amqp.services import VALUES
@@ -93,7 +93,7 @@ class TokenNode(RequestNode):
             self._connection.counters.refuse(refusal.condition, refusal.limit)
             # Some SDKs do not show the reason, so it is logged here.
             named = self._connection.log_context(self.link).having(
-                entity=request.properties.get("name"), key=_key_name(request)
+                entity=shown_path(request.properties.get("name")), key=_key_name(request)
             )
             named.info("token refused reason=%s", LogValue(reason))
             response = Response(status=refusal.status, description=refusal.description)

@@ -236,7 +236,7 @@ class AmqpServices:
         self.dispatcher = dispatcher
         self.counters = counters
         self.meter = meter
-        self.supervisor = Supervisor(host.loop.time)
+        self.supervisor = Supervisor(host.loop.time, host.name)
         self.watchdog = LoopWatchdog(host.loop, self.supervisor, on_blocked=self._report_blocked)
         self.diagnostics: Diagnostics | None = None
         """Collects and keeps diagnostic bundles, if the server has a data directory."""

@@ -24,7 +24,7 @@ from websockets.http11 import Request
 from pairbus.server.amqp.services import AmqpServices, tls_buffer_bytes
 from pairbus.server.connection_limits import ConnectionLimits
 from pairbus.server.http.credentials import KNOWN
-from pairbus.server.log_context import peer_of
+from pairbus.server.log_context import LogValue, peer_of
 from pairbus.server.turns import Share
 from pairbus.wire import Condition
 
@@ -284,7 +284,7 @@ class HttpProtocol(H11Protocol):
         """Answer a request that the application does not answer, and close the connection."""
         text = f"{reason} ({limit})" if limit else reason
         peer = peer_of(self.transport.get_extra_info("peername"))
-        _log.info("request refused peer=%s status=%d reason=%r", peer, status, text)
+        _log.info("request refused peer=%s status=%d reason=%s", peer, status, LogValue(text))
         if self._services is not None:
             self._services.counters.refuse(f"http:{status}", limit)
         body = f"{text}\n".encode()

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from pairbus.heartbeat import Heartbeat
+from pairbus.server.log_context import ContextLog, Facts
 
 _log = logging.getLogger(__name__)
 
@@ -103,8 +104,9 @@ class _Entry:
 class Supervisor:
     """Checks components, and restarts what has failed. All of it runs on the event loop of the server."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """``clock`` returns seconds; it must be monotonic."""
+    def __init__(self, clock: Callable[[], float], namespace: str = "") -> None:
+        """``clock`` returns seconds; it must be monotonic. ``namespace`` is for the log."""
+        self._log = ContextLog(_log, namespace=namespace)
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._task: asyncio.Task[None] | None = None
@@ -179,7 +181,7 @@ class Supervisor:
         problem = _problem_of(entry.component)
         if problem is None:
             if entry.state is ComponentState.STUCK:
-                _log.warning("component answers again component=%s", entry.component.name)
+                self._log.warning("component answers again component=%s", entry.component.name)
             entry.state = ComponentState.RUNNING
         elif problem.is_stuck:
             if entry.state is not ComponentState.STUCK:
@@ -193,7 +195,7 @@ class Supervisor:
         if len(entry.recent) == MAX_RESTARTS and now_s - entry.recent[0] < WINDOW_S:
             self._report(entry, problem, "component stopped after too many restarts")
             entry.state = ComponentState.STOPPED
-            _attempt(name, entry.component.stop)
+            self._give_up(entry.component)
             return
         self._report(entry, problem, "component failed, restarting")
         entry.state = ComponentState.RESTARTING
@@ -213,10 +215,10 @@ class Supervisor:
                 if inspect.isawaitable(restarted):
                     await restarted
         except Exception:  # noqa: BLE001 (it has failed again: the next check restarts or stops it)
-            _log.exception("component restart failed component=%s", name)
+            self._log.exception("component restart failed component=%s", name)
         else:
             entry.state = ComponentState.RUNNING
-            _log.warning("component restarted component=%s restarts=%d", name, entry.restarts)
+            self._log.warning("component restarted component=%s restarts=%d", name, entry.restarts)
         finally:
             entry.is_restarting = False
 
@@ -224,7 +226,14 @@ class Supervisor:
         name = entry.component.name
         entry.reason = problem.reason
         bundle = self.report(entry.kind, problem)
-        _log.error('%s component=%s reason="%s" bundle=%s', event, name, problem.reason, bundle, exc_info=problem.error)
+        facts = Facts(reason=problem.reason, bundle=bundle)
+        self._log.error("%s component=%s%s", event, name, facts, exc_info=problem.error)
+
+    def _give_up(self, component: Component) -> None:
+        try:
+            component.stop()
+        except Exception:  # noqa: BLE001 (it is given up in any case)
+            self._log.exception("component stop failed component=%s", component.name)
 
 
 def _problem_of(component: Component) -> Problem | None:
@@ -232,13 +241,6 @@ def _problem_of(component: Component) -> Problem | None:
         return component.check()
     except Exception as error:  # noqa: BLE001 (what cannot be checked has failed)
         return Problem(reason=f"its check failed with {type(error).__name__}", error=error)
-
-
-def _attempt(name: str, do: Callable[[], object]) -> None:
-    try:
-        do()
-    except Exception:  # noqa: BLE001 (it is given up in any case)
-        _log.exception("component stop failed component=%s", name)
 
 
 class SupervisedTask:

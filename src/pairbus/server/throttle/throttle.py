@@ -385,7 +385,7 @@ class ThrottleTimer:
             if status.is_denying:
                 _log.warning('throttling started facet=%s reason="%s"', status.facet.name, status.reason)
             else:
-                _log.info("throttling ended facet=%s reading=%r", status.facet.name, status.shown_reading)
+                _log.info("throttling ended facet=%s reading=%s", status.facet.name, status.shown_reading)
         if denied := self._throttle.shares.take_newly_denied():
             names = ",".join(denied[:_MOST_NAMED])
             share = self._throttle.shares.share

@@ -179,7 +179,7 @@ class ManagementNode(RequestNode):
             self._connection.host.check_stalled(self._address)
             return service.answer(ManagementCall(self._connection, self._address, request))
         except DamagedRecordError as error:
-            self._connection.host.report_damage(f"entity='{self._address}' operation={request.operation} {error}")
+            self._connection.host.report_damage(entity=self._address, operation=request.operation, error=error)
             raise
 
     # The audit log.
