@@ -21,6 +21,7 @@ from pairbus.console.auth import ConsoleLogin
 from pairbus.console.sampler import Sampler
 from pairbus.html import compile_templates, environment
 from pairbus.server.errors import BadRequestError
+from pairbus.server.health import Health, health_of
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.call import read_body
 from pairbus.server.settings import Settings
@@ -63,6 +64,11 @@ class RequestContext:
     @property
     def host(self) -> NamespaceHost:
         return self.sampler.services.host
+
+    def health(self) -> Health:
+        """Return what ``/health`` returns."""
+        services = self.sampler.services
+        return health_of(services.host, services.supervisor, is_draining=services.is_draining)
 
     def number(self, name: str, default: int = 0) -> int:
         """Return a number of the query, or the default if it is missing or not a number."""
