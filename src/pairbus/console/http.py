@@ -169,7 +169,7 @@ class BrowserRoute(ConsoleRoute):
     """A path that matches only requests of browsers; for other clients it does not exist.
 
     A browser lists the media types that it displays and sends no token. A client with a token is a program, even if
-    it accepts any type.
+    it accepts any type, as one does that lists none.
     """
 
     def __init__(self, path: str, endpoint: Handler, *media_types: str, below: str = "") -> None:
@@ -182,7 +182,7 @@ class BrowserRoute(ConsoleRoute):
         if scope["type"] != "http" or not f"{scope['path'].lower()}/".startswith(f"{self._below}/"):
             return Match.NONE, {}
         headers = Headers(scope=scope)
-        accepted = ",".join(headers.getlist("accept")).lower()
+        accepted = ",".join(headers.getlist("accept")).lower() or "*/*"
         if "authorization" in headers or not any(media_type in accepted for media_type in self._media_types):
             return Match.NONE, {}
         return super().matches(scope)

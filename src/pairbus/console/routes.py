@@ -139,7 +139,7 @@ class ConsoleRoutes:
         return [
             BrowserRoute("/", self._with_headers(_redirect_to_console), "text/html"),
             BrowserRoute("/favicon.ico", self._with_headers(partial(_static, "icon.svg")), "image/", "text/html"),
-            BrowserRoute("/{path:path}", self._with_headers(self._not_found), "text/html", below=PATH),
+            BrowserRoute("/{path:path}", self._with_headers(self._not_found), "text/html", "*/*", below=PATH),
         ]
 
     # Pages
