@@ -10,6 +10,8 @@ Authorization rules are not in the table: each of these formats writes them in i
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, Generic, TypeVar
@@ -414,3 +416,20 @@ FIXED: Final = tuple(setting.name for setting in ENTITY_SETTINGS if setting.is_f
 def settings_of(kind: EntityKind) -> tuple[EntitySetting[Any], ...]:
     """Return the settings of a kind of entity."""
     return tuple(setting for setting in ENTITY_SETTINGS if kind in setting.kinds)
+
+
+_NUMBER: Final = re.compile(r"\d+")
+_REFUSED: Final = re.compile(r"(\w+) of '[^']*' must be (.+), got (\d+)")
+
+
+def rewrite_refusal(message: str, terms: Mapping[str, tuple[str, Callable[[int], str]]]) -> str | None:
+    """Rewrite the broker's error about the range of a setting; return ``None`` for other errors.
+
+    ``terms`` has, by the broker's name of a setting, the name that the user has written, and how its values are shown.
+    """
+    refused = _REFUSED.fullmatch(message)
+    if refused is None or refused[1] not in terms:
+        return None
+    name, shown = terms[refused[1]]
+    allowed = _NUMBER.sub(lambda number: shown(int(number[0])), refused[2])
+    return f"{name} must be {allowed}, got {shown(int(refused[3]))}"

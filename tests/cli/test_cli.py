@@ -233,14 +233,51 @@ def test_terminal_output_does_not_wrap_the_connection_string(tmp_path: Path) -> 
         ([], "no data directory is set"),
         (["--data", "d", "--name", "two words"], "letters, digits and hyphens"),
         (["--data", "d", "--tls-cert", "c.pem"], "must be set together"),
-        (["--data", "d", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
+        (
+            ["--data", "d", "--config", "nowhere.toml"],
+            "--config nowhere.toml cannot be read: No such file",
+        ),
+        (
+            ["--data", "d", "--connection-file", "nonexistent/x.txt"],
+            "--connection-file nonexistent/x.txt cannot be written: nonexistent is not a directory; create it",
+        ),
+        (["--data", "d", "--connection-file", "/"], "--connection-file / is a directory; name a file"),
     ],
-    ids=["no data", "bad name", "half a certificate", "no file"],
+    ids=["no data", "bad name", "half a certificate", "no file", "no directory", "a directory"],
 )
 def test_invalid_settings_print_one_line_and_exit_with_2(arguments: list[str], said: str) -> None:
     done = run("serve", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in reason(done)
+    assert not Path("d").exists()
+
+
+def test_setting_out_of_range_is_named_as_in_the_file_and_creates_nothing(tmp_path: Path) -> None:
+    config, data = tmp_path / "pairbus.toml", tmp_path / "data"
+    config.write_text('[[queues]]\nname = "a"\nlock_duration = "1h"\n', encoding="utf-8")
+    done = run("serve", "--data", data, "--config", config)
+    assert (done.returncode, data.exists()) == (2, False)
+    assert reason(done) == (
+        f"pairbus: {config}: queue 'a' cannot be applied as declared: lock_duration must be from 5s to 5m, got 1h"
+    )
+
+
+def test_short_keys_of_the_settings_file_print_warnings(tmp_path: Path) -> None:
+    config = tmp_path / "pairbus.toml"
+    key = 'rights = ["send"]\nprimary_key = '
+    config.write_text(
+        f'[[keys]]\nname = "all"\n{key}"{"k" * 31}"\n[[keys]]\nname = "long"\n{key}"{"k" * 32}"\n'
+        f'[[queues]]\nname = "a"\n[[queues.keys]]\nname = "shop"\n{key}"{"k" * 44}"\nsecondary_key = "s"\n',
+        encoding="utf-8",
+    )
+    with serving(tmp_path / "data", "--config", config) as served:
+        code, complaints = served.stop()
+    assert code == 0
+    warnings = [line for line in complaints.splitlines() if "WARNING: the key" in line]
+    assert warnings == [
+        "pairbus: WARNING: the key 'all' of the namespace has 31 characters and may be guessed: use at least 32",
+        "pairbus: WARNING: the key 'shop' of queue 'a' has 1 characters and may be guessed: use at least 32",
+    ]
 
 
 def test_invalid_variable_prints_one_line_and_exits_with_2(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pairbus.broker import Right
@@ -16,7 +17,10 @@ def test_running_server_collects_a_bundle_and_keeps_it(desk: CommandFixture) -> 
     assert (done.code, done.stderr) == (0, "")
     bundle = json.loads(done.stdout)
     assert bundle["component"] == "request"
-    assert bundle["settings"]["name"] == "contoso"
+    settings = bundle["settings"]
+    assert (settings["name"], settings["port"], settings["trace_frames_of"]) == ("contoso", [0], [])
+    times = [datetime.fromisoformat(text) for text in (bundle["at"], *(row["at"] for row in bundle["operations"]))]
+    assert {time.tzinfo for time in times} == {UTC}
     assert desk.namespace.key not in done.stdout
     data = desk.namespace.data
     eventually(lambda: [*(data / "diagnostics").glob("*-request.json")])
@@ -43,6 +47,12 @@ def test_wrong_key_is_refused(desk: CommandFixture) -> None:
     assert done.code == 1
     assert "pairbus: " in done.reason
     assert done.stdout == ""
+
+
+def test_server_and_directory_exclude_each_other(desk: CommandFixture, tmp_path: Path) -> None:
+    done = desk.run("diagnostics", "--connection", desk.namespace.connection_string, "--data", tmp_path)
+    assert (done.code, done.stdout) == (2, "")
+    assert "--connection and --data exclude each other" in done.reason
 
 
 def test_neither_server_nor_directory_is_a_usage_error(desk: CommandFixture) -> None:

@@ -346,6 +346,10 @@ def test_list_in_a_terminal_is_a_table(desk: CommandFixture) -> None:
         (("create", "x" * 300), "the name has 300 characters; at most 260 are allowed"),
         (("create", "events/Subscriptions/a~b"), "'a~b' has the character '~' at position 2"),
         (("create", "a#b"), "must not contain '#'"),
+        (("create", "x", "--lock-duration", "10m"), "--lock-duration must be from 5s to 5m, got 10m"),
+        (("create", "x", "--ttl", "0s"), "--ttl must be at least 1s, got 0s"),
+        (("create", "x", "--max-size-mb", "3"), "--max-size-mb must be one of 1024, 2048"),
+        (("create", "x", "--max-message-kb", "999"), "--max-message-kb must be from 1 to 256, got 999"),
     ],
 )
 def test_invalid_arguments_print_one_line_and_exit_with_2(
@@ -363,10 +367,6 @@ def test_invalid_arguments_print_one_line_and_exit_with_2(
         (("show", "events/Subscriptions/nobody"), "there is no subscription 'events/subscriptions/nobody'"),
         (("delete", "nowhere", "--yes"), "there is no queue or topic 'nowhere'"),
         (("create", "nowhere/Subscriptions/x"), "there is no topic 'nowhere'; create it with"),
-        (("create", "x", "--lock-duration", "10m"), "--lock-duration must be from 5s to 5m, got 10m"),
-        (("create", "x", "--ttl", "0s"), "--ttl must be at least 1s, got 0s"),
-        (("create", "x", "--max-size-mb", "3"), "--max-size-mb must be one of 1024, 2048"),
-        (("create", "x", "--max-message-kb", "999"), "--max-message-kb must be from 1 to 256, got 999"),
         (("create", "events"), "'events' is a topic, not a queue"),
         (("create", "events", "--exist-ok"), "'events' is a topic, not a queue"),
     ],

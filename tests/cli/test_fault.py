@@ -58,6 +58,15 @@ def test_fault_is_added_listed_and_cleared(contoso: RunningNamespace) -> None:
     assert contoso.faults.list() == []
 
 
+def test_list_shows_when_a_fault_ends(contoso: RunningNamespace) -> None:
+    run("fault", "add", "cannot-send", "orders", *at(contoso))
+    run("fault", "add", "slow", "--latency", "1ms", "--for", "5m", *at(contoso))
+    lines = run("fault", "list", *at(contoso)).stdout.splitlines()[1:]
+    untils = [line.split("\t")[4] for line in lines]
+    assert untils[0] == "it is cleared"
+    assert untils[1].endswith("Z")
+
+
 def test_json_output_is_one_object(contoso: RunningNamespace) -> None:
     added = json.loads(run("fault", "add", "cannot-send", "orders", "--json", *at(contoso)).stdout)
     assert (added["kind"], added["entity"], added["until"]) == ("cannot-send", "orders", None)
@@ -70,6 +79,12 @@ def test_json_output_is_one_object(contoso: RunningNamespace) -> None:
     ("arguments", "said"),
     [
         (["broken"], "kind must be one of cannot-send, "),
+        (["bogus"], "storage-full, component-crash, quarantine, got 'bogus'"),
+        (["component-crash"], "component-crash needs --component"),
+        (["cannot-connect", "orders"], "cannot-connect applies to the namespace, not to a queue or topic"),
+        (["storage-full", "orders"], "storage-full applies to the namespace, not to a queue or topic"),
+        (["cannot-send", "news/Subscriptions/all"], "or a queue or topic, not to a subscription"),
+        (["quarantine", "--sequence-number", "1"], "a queue or topic or a subscription, not to the namespace"),
         (["slow"], "slow needs --latency"),
         (["slow", "--latency", "soon"], "--latency must be a number and a unit"),
         (["cannot-send", "--latency", "1s"], "cannot-send does not take --latency"),
@@ -90,7 +105,6 @@ def test_invalid_argument_exits_with_2(contoso: RunningNamespace, arguments: lis
     ("arguments", "said"),
     [
         (["add", "cannot-send", "absent"], "there is no queue or topic 'absent'"),
-        (["add", "cannot-connect", "orders"], "cannot-connect applies to the namespace, not to a queue or topic"),
         (["add", "quarantine", "orders", "--sequence-number", "9"], "'orders' has no message 9"),
         (["clear", "999"], "there is no fault 999; pairbus fault list shows"),
     ],

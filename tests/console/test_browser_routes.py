@@ -50,6 +50,16 @@ def test_unknown_address_returns_an_error_page(shared_site: Site, path: str) -> 
     assert 'href="/console/pair"' in reply.text
 
 
+@pytest.mark.parametrize("headers", [{}, {"Accept": "*/*"}])
+def test_d17_unknown_page_is_answered_by_the_console_whatever_the_client_accepts(
+    shared_site: Site, headers: dict[str, str]
+) -> None:
+    reply = shared_site.person().request("GET", "/console/nothing", headers=headers)
+    assert (reply.status, reply.location) == (303, "/console/login?next=/console/nothing")
+    reply = shared_site.manager().request("GET", "/console/nothing", headers=headers)
+    assert (reply.status, reply.alert) == (404, "The console has no page at this address.")
+
+
 @pytest.mark.parametrize("accept", [IMAGE, BROWSER])
 def test_favicon_is_served_to_browsers(shared_site: Site, accept: str) -> None:
     reply = browse(shared_site.person(), "/favicon.ico", accept)
@@ -61,13 +71,11 @@ def test_favicon_is_served_to_browsers(shared_site: Site, accept: str) -> None:
 @pytest.mark.parametrize(
     ("headers", "query"),
     [
-        ({}, ""),
-        ({"Accept": "*/*"}, ""),
         ({"Accept": "application/atom+xml"}, ""),
         ({"Accept": BROWSER}, "?api-version=2021-05"),
         ({"Accept": BROWSER, "Authorization": "SharedAccessSignature nonsense"}, ""),
     ],
-    ids=["no headers", "accepts anything", "accepts Atom", "has an api-version", "has a token"],
+    ids=["accepts Atom", "has an api-version", "has a token"],
 )
 def test_program_gets_the_answer_of_the_management_api(
     shared_site: Site, path: str, headers: dict[str, str], query: str
@@ -75,6 +83,13 @@ def test_program_gets_the_answer_of_the_management_api(
     reply = shared_site.person().request("GET", f"{path}{query}", headers=headers)
     assert (reply.status, "SubCode=40103" in reply.text) == (401, True)
     assert reply.headers["content-type"].startswith("application/xml")
+
+
+@pytest.mark.parametrize("path", ["/", "/favicon.ico"])
+@pytest.mark.parametrize("headers", [{}, {"Accept": "*/*"}])
+def test_address_outside_the_console_needs_a_browser(shared_site: Site, path: str, headers: dict[str, str]) -> None:
+    reply = shared_site.person().request("GET", path, headers=headers)
+    assert (reply.status, "SubCode=40103" in reply.text) == (401, True)
 
 
 @pytest.mark.parametrize("path", ["/orders", "/consoles", "/console.txt", "/$Resources/Queues"])

@@ -60,7 +60,7 @@ def test_every_live_value_is_on_its_page(site: Site, page: str) -> None:
     address = "/console" if page == "entities" else f"/console/{page}"
     text = person.get(address, **query)
     with person.stream(page=page, **query) as events:
-        keys = set(next(patches(events))) - {"shape", "repairs", "timeline", "pair-events", "senders"}
+        keys = set(next(patches(events))) - {"shape", "repairs", "problems", "timeline", "pair-events", "senders"}
     for key in keys:
         text.live(key)
 

@@ -303,6 +303,8 @@ def test_namespace_without_a_console_is_retried_seldom(caplog: pytest.LogCapture
     run(scenario)
     texts = [record.getMessage() for record in caplog.records if record.name == COURIER]
     assert len(texts) == 2
+    said = 'error="the namespace has no console, reports are not shown"'
+    assert all(text.startswith("pair report failed endpoint=") and text.endswith(said) for text in texts)
     assert "SharedAccess" not in caplog.text
 
 

@@ -389,7 +389,7 @@ def test_keys_are_set_by_name_and_others_left() -> None:
     [
         ('queues = [{ name = "topic" }]', "'topic' is declared as a queue, but it is an existing topic"),
         ('queues = [{ name = "queue", requires_session = true }]', "requires_session of 'queue' cannot be changed"),
-        ('queues = [{ name = "queue", lock_duration = "1d" }]', "lock_duration_ms of 'queue' must be"),
+        ('queues = [{ name = "queue", lock_duration = "1d" }]', "lock_duration must be from 5s to 5m, got 1d"),
         ('queues = [{ name = "queue", forward_to = "nowhere" }]', "cannot forward to 'nowhere'"),
         ('queues = [{ name = "$q" }]', "reserved"),
         (

@@ -27,6 +27,7 @@ _TIMEOUT_S: Final = 30.0
 
 
 def diagnostics(
+    context: typer.Context,
     connection: Annotated[
         str | None,
         typer.Option(
@@ -55,6 +56,9 @@ def diagnostics(
 
     Example: pairbus diagnostics --data ./contoso > bundle.json
     """
+    source = context.get_parameter_source("connection")
+    if data is not None and source is not None and source.name == "COMMANDLINE":
+        fail("--connection and --data exclude each other: name a running server, or a data directory", USAGE)
     if data is not None:
         content = _of_directory(data)
     elif connection is not None:

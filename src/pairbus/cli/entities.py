@@ -269,8 +269,10 @@ def _with_manager(namespace: NamedNamespace, work: Callable[[NamespaceManager], 
 
 
 def _explained(error: MessagingError) -> str:
-    text = in_options(error.message) if isinstance(error, InvalidRequestError) else error.message
-    return one_line(error) if text == error.message else text
+    """Describe an error; if the namespace has refused the value of an option, the arguments are invalid."""
+    if isinstance(error, InvalidRequestError) and (text := in_options(error.message)) != error.message:
+        fail(text, USAGE)
+    return one_line(error)
 
 
 async def _entity(manager: NamespaceManager, path: EntityPath) -> ListedEntity:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import timedelta
@@ -21,7 +20,7 @@ from pairbus.client.management.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from pairbus.entity_settings import ENTITY_SETTINGS, STATUSES, EntityKind, EntitySetting, SettingType
+from pairbus.entity_settings import ENTITY_SETTINGS, STATUSES, EntityKind, EntitySetting, SettingType, rewrite_refusal
 
 KINDS: Final[dict[type[EntityDescription], str]] = {
     QueueDescription: EntityKind.QUEUE.value,
@@ -86,8 +85,6 @@ def _kilobytes(count_bytes: int) -> str:
     return str(max(1, count_bytes // 1024))
 
 
-_NUMBER: Final = re.compile(r"\d+")
-_REFUSED: Final = re.compile(r"(\w+) of '[^']*' must be (.+), got (\d+)")
 _UNITS: Final[Mapping[SettingType, Callable[[int], str]]] = {
     SettingType.DURATION: _time,
     SettingType.LIFETIME: _time,
@@ -102,11 +99,9 @@ _TYPED: Final = {
 
 def in_options(message: str) -> str:
     """Rewrite an error message about a setting in terms of the option that sets it."""
-    refused = _REFUSED.fullmatch(message)
-    if refused is not None and refused[1] in _TYPED:
-        option, typed = _TYPED[refused[1]]
-        allowed = _NUMBER.sub(lambda number: typed(int(number[0])), refused[2])
-        return f"{option} must be {allowed}, got {typed(int(refused[3]))}"
+    rewritten = rewrite_refusal(message, _TYPED)
+    if rewritten is not None:
+        return rewritten
     for option, setting in SETTINGS.items():
         if message.startswith(f"{setting.field} "):
             return option + message.removeprefix(setting.field)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,7 +18,8 @@ from pairbus.cli.command_group import MARKUP
 from pairbus.cli.connection import USAGE, ConnectionOption, JsonOption, one_line, read_connection, run
 from pairbus.cli.failure import fail
 from pairbus.client.errors import EntityNotFoundError, MessagingError, UnauthorizedError
-from pairbus.fault_kinds import FAULT_RULES, CrashComponent, FaultKind, FaultRequest
+from pairbus.dialect.paths import split_entity_path
+from pairbus.fault_kinds import FAULT_RULES, CrashComponent, FaultKind, FaultRequest, FaultScope, check_scope
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _OPTIONS: Final = {
@@ -29,6 +31,7 @@ _OPTIONS: Final = {
 }
 """The option of each argument of a fault."""
 
+_ARGUMENT: Final = re.compile(rf"(?<![\w-])({'|'.join(_OPTIONS)})(?![\w-])")
 _HEAD: Final = ("id", "kind", "scope", "arguments", "until", "key", "peer")
 
 
@@ -130,6 +133,7 @@ def add_fault(
     }
     try:
         request = FaultRequest.of_document(document)
+        check_scope(request.kind, _scope_of(request.entity))
     except ValueError as error:
         fail(_in_options(one_line(error)), USAGE)
 
@@ -186,10 +190,16 @@ def _milliseconds(option: str, text: str | None) -> int | None:
     return None if text is None else read_duration(option, text, least=_MILLISECOND) // _MILLISECOND
 
 
+def _scope_of(entity: str | None) -> FaultScope:
+    path = None if entity is None else split_entity_path(entity)
+    if path is None:
+        return FaultScope.NAMESPACE
+    return FaultScope.ENTITY if path.subscription is None else FaultScope.SUBSCRIPTION
+
+
 def _in_options(text: str) -> str:
-    for name, option in _OPTIONS.items():
-        text = text.replace(name, option)
-    return text
+    """Replace the names of arguments by their options; the kind component-crash is none."""
+    return _ARGUMENT.sub(lambda found: _OPTIONS[found[0]], text)
 
 
 def _explained(error: MessagingError) -> str:
@@ -220,7 +230,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _row(document: dict[str, Any]) -> tuple[str, ...]:
-    until = document["until"] or "cleared"
+    until = document["until"] or ("it is cleared" if FAULT_RULES[document["kind"]].lasts else "it happens")
     scope = document["entity"] or "namespace"
     return str(document["id"]), document["kind"], scope, _arguments(document), until, document["key"], document["peer"]
 

@@ -11,7 +11,7 @@ import ssl
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import MISSING
 from functools import partial
@@ -29,7 +29,7 @@ from pairbus.durable import OWNER_ONLY, write_file
 from pairbus.ledger import LedgerError
 from pairbus.server import NamespaceServer, StopTimeoutError
 from pairbus.server.amqp.frame_trace import FRAMES
-from pairbus.server.declaration import DeclarationError
+from pairbus.server.declaration import Declaration, DeclarationError, declared_keys
 from pairbus.server.listener import Listener, ListenError
 from pairbus.server.process import freeze_modules, new_event_loop, tune_interpreter
 from pairbus.server.settings import (
@@ -113,6 +113,7 @@ def serve(config: Path | None = None, **options: Any) -> None:
     """
     try:
         settings = load_settings(options, os.environ, config)
+        _check_connection_file(settings)
         _set_up_logging(settings)
         tune_interpreter()
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -124,6 +125,24 @@ def serve(config: Path | None = None, **options: Any) -> None:
         fail(f"{error.strerror}{advice}", _FAILED)
     except (StoreError, LedgerError, OSError) as error:
         fail(str(error), _FAILED)
+
+
+def _check_connection_file(settings: Settings) -> None:
+    """Raise ``SettingsError`` if the connection string cannot be written, before anything is created."""
+    file = settings.connection_file
+    if file is None:
+        return
+    if file.is_dir():
+        raise _bad_connection_file(file, "is a directory; name a file")
+    is_created = file.absolute().is_relative_to(settings.data.absolute())  # at the start, with the data directory
+    if not is_created and not file.parent.is_dir():
+        raise _bad_connection_file(file, f"cannot be written: {file.parent} is not a directory; create it")
+    if not is_created and not os.access(file.parent, os.W_OK):
+        raise _bad_connection_file(file, f"cannot be written: {file.parent} is read-only; name another directory")
+
+
+def _bad_connection_file(file: Path, reason: str) -> SettingsError:
+    return SettingsError(f"{SETTINGS['connection_file'].option} {file} {reason}")
 
 
 def _raise_file_limit() -> None:
@@ -202,7 +221,11 @@ def _announce(settings: Settings, server: NamespaceServer) -> None:
     if settings.console:
         lines["console"] = f"{server.address}/console"
     if settings.connection_file is not None:
-        write_file(settings.connection_file, f"{server.connection_string}\n".encode(), OWNER_ONLY)
+        try:
+            write_file(settings.connection_file, f"{server.connection_string}\n".encode(), OWNER_ONLY)
+        except OSError as error:
+            reason = f"cannot be written: {error.strerror or error}; name another file"
+            raise _bad_connection_file(settings.connection_file, reason) from error
         lines["connection"] = f"@{settings.connection_file}"
     connection_string = None if settings.connection_file is not None else server.connection_string
     if sys.stdout.isatty():
@@ -220,6 +243,17 @@ def _announce(settings: Settings, server: NamespaceServer) -> None:
             f"the root key has {len(settings.key)} characters and may be guessed: use at least {_KEY_CHARACTERS},"
             " or omit it to generate one",
         )
+    for name, length in _short_keys(settings.entities):
+        _warn(f"{name} has {length} characters and may be guessed: use at least {_KEY_CHARACTERS}")
+
+
+def _short_keys(declaration: Declaration) -> Iterator[tuple[str, int]]:
+    """Yield the names and lengths of the declared keys that are too short."""
+    for owner, rules in declared_keys(declaration):
+        for rule in rules:
+            length = min(len(rule.primary_key), len(rule.secondary_key))
+            if length < _KEY_CHARACTERS:
+                yield f"the key '{rule.name}' of {owner}", length
 
 
 def _warn(settings: Settings, text: str) -> None:

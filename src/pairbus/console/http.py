@@ -21,6 +21,7 @@ from pairbus.console.auth import ConsoleLogin
 from pairbus.console.sampler import Sampler
 from pairbus.html import compile_templates, environment
 from pairbus.server.errors import BadRequestError
+from pairbus.server.health import Health, health_of
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.call import read_body
 from pairbus.server.settings import Settings
@@ -63,6 +64,11 @@ class RequestContext:
     @property
     def host(self) -> NamespaceHost:
         return self.sampler.services.host
+
+    def health(self) -> Health:
+        """Return what ``/health`` returns."""
+        services = self.sampler.services
+        return health_of(services.host, services.supervisor, is_draining=services.is_draining)
 
     def number(self, name: str, default: int = 0) -> int:
         """Return a number of the query, or the default if it is missing or not a number."""
@@ -163,7 +169,7 @@ class BrowserRoute(ConsoleRoute):
     """A path that matches only requests of browsers; for other clients it does not exist.
 
     A browser lists the media types that it displays and sends no token. A client with a token is a program, even if
-    it accepts any type.
+    it accepts any type, as one does that lists none.
     """
 
     def __init__(self, path: str, endpoint: Handler, *media_types: str, below: str = "") -> None:
@@ -176,7 +182,7 @@ class BrowserRoute(ConsoleRoute):
         if scope["type"] != "http" or not f"{scope['path'].lower()}/".startswith(f"{self._below}/"):
             return Match.NONE, {}
         headers = Headers(scope=scope)
-        accepted = ",".join(headers.getlist("accept")).lower()
+        accepted = ",".join(headers.getlist("accept")).lower() or "*/*"
         if "authorization" in headers or not any(media_type in accepted for media_type in self._media_types):
             return Match.NONE, {}
         return super().matches(scope)

@@ -139,7 +139,7 @@ class ConsoleRoutes:
         return [
             BrowserRoute("/", self._with_headers(_redirect_to_console), "text/html"),
             BrowserRoute("/favicon.ico", self._with_headers(partial(_static, "icon.svg")), "image/", "text/html"),
-            BrowserRoute("/{path:path}", self._with_headers(self._not_found), "text/html", below=PATH),
+            BrowserRoute("/{path:path}", self._with_headers(self._not_found), "text/html", "*/*", below=PATH),
         ]
 
     # Pages
@@ -174,7 +174,8 @@ class ConsoleRoutes:
         if self._sampler.viewers >= MAX_STREAMS:
             text = f"too many pages are open: the limit is {MAX_STREAMS}"
             return Response(text, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "10"})
-        events = stream(self._context(request, login), live_values, partial(self._auth.is_open, login))
+        values = partial(_with_health, live_values)
+        events = stream(self._context(request, login), values, partial(self._auth.is_open, login))
         return StreamingResponse(events, media_type="text/event-stream")
 
     async def _bundle(self, request: Request) -> Response:
@@ -301,7 +302,7 @@ class ConsoleRoutes:
             "title": page.title,
             "section": page.section,
             "events": page.events,
-            "live": page.live,
+            "live": {**page.live, **_health_values(context)},
             "namespace": context.settings.name,
             "key_name": context.login.key_name,
             "is_admin": context.is_admin,
@@ -347,6 +348,20 @@ def _with_headers(handler: Handler, counters: Counters) -> Handler:
         return response
 
     return endpoint
+
+
+def _with_health(live_values: LiveValues, context: RequestContext) -> dict[str, str]:
+    return live_values(context) | _health_values(context)
+
+
+def _health_values(context: RequestContext) -> dict[str, str]:
+    """Return the text of the banner, which every page has; it is empty, and not shown, while all is well."""
+    health = context.health()
+    if health.status == "ok":
+        return {"banner": ""}
+    count = len(health.problems)
+    problems = {0: "", 1: " (1 problem)"}.get(count, f" ({count} problems)")
+    return {"banner": f"The server is {health.status}{problems}: see the page Server"}
 
 
 def _check_admin(context: RequestContext) -> None:

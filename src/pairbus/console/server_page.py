@@ -1,4 +1,4 @@
-"""The page of the server: throttling, connections, and the cost of operations."""
+"""The page of the server: health, injected faults, throttling, connections, and the cost of operations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pairbus import __version__
 from pairbus.console.formatting import date_time, number, size, uptime
 from pairbus.console.http import ConsolePage, RequestContext
 from pairbus.console.sampler import Sampler
+from pairbus.fault_kinds import FAULT_RULES, FaultKind
 from pairbus.jobs.cost.rate_card import CountedBy, RateCard, load_rate_card
 from pairbus.ledger.events import Stage
+from pairbus.server.faults import Fault
 from pairbus.server.host import NamespaceHost
 from pairbus.server.metering import OperationMeter
 from pairbus.server.supervision.diagnostics import Diagnostics
@@ -54,6 +56,8 @@ def server_page(context: RequestContext) -> ConsolePage:
             "has_ledger": services.meter is not None,
             "components": services.supervisor.statuses(),
             "bundles": bundle_rows(services.diagnostics),
+            "health": context.health(),
+            "faults": fault_rows(context.host),
         },
     )
 
@@ -62,13 +66,14 @@ def live_values(context: RequestContext) -> dict[str, str]:
     sampler = context.sampler
     services = sampler.services
     counters = services.counters
-    reason = busy_reason(context.host)
+    reason, health = busy_reason(context.host), context.health()
     values = {
         "running": uptime((sampler.reading.at_ms - sampler.started_ms) / 1_000),
         "entities": _entities(context),
         "commit": "none" if sampler.rates.commit_ms is None else f"{sampler.rates.commit_ms:.1f} ms",
-        "busy": "Requests are accepted." if reason is None else f"Requests are rejected with server busy: {reason}",
+        "busy": _accepted(context.host) if reason is None else f"Requests are rejected with server busy: {reason}",
         "shape": str(hash((*sorted(counters.connections), *sorted(counters.links)))),
+        "problems": str(hash((health.status, *health.problems, *fault_rows(context.host)))),
         "repairs": str(hash((*services.supervisor.statuses(), *bundle_rows(services.diagnostics)))),
         "summary": "" if reason is None else "The server is busy and rejects requests",
     }
@@ -120,8 +125,54 @@ def facet_rows(throttle: Throttle) -> list[FacetRow]:
 
 
 def busy_reason(host: NamespaceHost) -> str | None:
-    """Return why sends are rejected; ``None`` if they are accepted."""
-    return host.throttle.reason("send") or host.deny("send", None)
+    """Return why sends to all entities are rejected with server busy; ``None`` if they are not."""
+    return host.throttle.reason("send") or host.deny("send", None) or _busy_fault(host)
+
+
+def _busy_fault(host: NamespaceHost) -> str | None:
+    found = (fault for fault in engaged_faults(host) if fault.kind is FaultKind.SERVER_BUSY and fault.scope is None)
+    return next((f"fault {fault.id} ({fault.kind}) is injected at {fault.place}" for fault in found), None)
+
+
+def _accepted(host: NamespaceHost) -> str:
+    return "Requests are accepted, except where an injected fault applies." if host.faults else "Requests are accepted."
+
+
+# Injected faults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRow:
+    """An engaged fault, as a row of a table."""
+
+    id: int
+    kind: str
+    effect: str
+    scope: str
+    end: str
+
+
+def fault_rows(host: NamespaceHost) -> list[FaultRow]:
+    return [
+        FaultRow(
+            id=fault.id,
+            kind=fault.kind,
+            effect=FAULT_RULES[fault.kind].summary,
+            scope="the namespace" if fault.scope is None else str(fault.scope),
+            end=_end(fault),
+        )
+        for fault in engaged_faults(host)
+    ]
+
+
+def engaged_faults(host: NamespaceHost) -> list[Fault]:
+    return [] if host.faults is None else host.faults.engaged(host.now_ms())
+
+
+def _end(fault: Fault) -> str:
+    if fault.until_ms is not None:
+        return date_time(fault.until_ms)
+    return "when it is cleared" if FAULT_RULES[fault.kind].lasts else "when it has happened"
 
 
 def _state(status: FacetStatus) -> str:

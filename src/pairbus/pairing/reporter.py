@@ -52,6 +52,7 @@ _TROUBLED_S: Final = 10.0
 _PATIENCE_S: Final = 3.0
 _MOST_ANSWER_BYTES: Final = 16 * 1024
 _SHOWN: Final = 200
+_NO_CONSOLE: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
 _AZURE: Final = ".servicebus."
 """Part of the host names of Azure Service Bus."""
 
@@ -119,6 +120,8 @@ class ReportSender:
         else:
             if response.status == HTTPStatus.NO_CONTENT:
                 self._succeeded(report)
+            elif response.status in _NO_CONSOLE:
+                self._failed("the namespace has no console, reports are not shown")
             else:
                 self._failed(_refusal(response))
 

@@ -220,8 +220,12 @@ def _settings(settings: Settings) -> dict[str, object]:
         if setting.is_secret or setting.name in _MAY_HOLD_SECRETS:
             shown[setting.name] = None if value is None else "(set)"
         else:
-            shown[setting.name] = value if isinstance(value, int | float | None) else str(value)
+            shown[setting.name] = [*map(_json_value, value)] if isinstance(value, tuple) else _json_value(value)
     return shown
+
+
+def _json_value(value: object) -> object:
+    return value if isinstance(value, int | float | None) else str(value)
 
 
 def _facets(host: NamespaceHost) -> list[dict[str, object]]:

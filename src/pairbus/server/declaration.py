@@ -32,8 +32,17 @@ from pairbus.broker import (
     TrueFilter,
 )
 from pairbus.broker.descriptions import KIND_OF
+from pairbus.broker.limits import Limits
+from pairbus.broker.validation import check_description
 from pairbus.dialect.atom import parse_duration
-from pairbus.entity_settings import FORWARDING, EntityKind, SettingType, settings_of
+from pairbus.entity_settings import (
+    ENTITY_SETTINGS,
+    FORWARDING,
+    EntityKind,
+    SettingType,
+    rewrite_refusal,
+    settings_of,
+)
 
 D = TypeVar("D", QueueDescription, TopicDescription, SubscriptionDescription)
 T = TypeVar("T")
@@ -359,13 +368,30 @@ def apply_declaration(declaration: Declaration, namespace: Namespace, now_ms: in
     _Application(namespace, now_ms).run(declaration)
 
 
+def _shown_duration(count_ms: int) -> str:
+    """Return a duration as a file has it, such as 30s or 7d."""
+    units = (f"{count_ms // size_ms}{unit}" for unit, size_ms in reversed(_UNITS_MS.items()) if not count_ms % size_ms)
+    return next(units) if count_ms else "0s"
+
+
+_TERMS: Final = {
+    setting.name: (
+        setting.key,
+        _shown_duration if setting.type in {SettingType.DURATION, SettingType.LIFETIME} else str,
+    )
+    for setting in ENTITY_SETTINGS
+}
+"""The key of each setting in a file, and how its values are shown."""
+
+
 @contextmanager
 def _as_declaration_error(what: str) -> Iterator[None]:
     """Turn errors of the namespace into ``DeclarationError``."""
     try:
         yield
     except BrokerError as error:
-        raise DeclarationError(f"{what} cannot be applied as declared: {error}") from error
+        text = rewrite_refusal(str(error), _TERMS) or str(error)
+        raise DeclarationError(f"{what} cannot be applied as declared: {text}") from error
 
 
 class _Application:
@@ -448,6 +474,21 @@ def declared_entities(declaration: Declaration) -> Iterator[tuple[Address, Decla
     for topic in declaration.topics:
         for subscription in topic.subscriptions:
             yield Address.of(topic.name, subscription.name), subscription
+
+
+def declared_keys(declaration: Declaration) -> Iterator[tuple[str, Sequence[AuthorizationRule]]]:
+    """Yield the keys of the namespace and of each queue and topic, with the name of their owner for texts."""
+    yield "the namespace", declaration.keys
+    entities: list[DeclaredEntity[Any]] = [*declaration.queues, *declaration.topics]
+    for entity in entities:
+        yield f"{_kind(entity.description)} '{entity.name}'", entity.description.authorization_rules
+
+
+def check_declaration(declaration: Declaration, limits: Limits) -> None:
+    """Check the settings that can be checked without a namespace; raises ``DeclarationError``."""
+    for address, declared in declared_entities(declaration):
+        with _as_declaration_error(_named(address, declared)):
+            check_description(declared.name, declared.description, limits)
 
 
 def _named(address: Address, declared: DeclaredEntity[Any]) -> str:

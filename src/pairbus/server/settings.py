@@ -15,7 +15,14 @@ from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 from pairbus.broker import PREMIUM, RELAXED, STANDARD, Limits
 from pairbus.broker.limits import UNLIMITED
 from pairbus.server.connection_limits import ConnectionLimits
-from pairbus.server.declaration import Declaration, DeclarationError, nearest, parse_declaration, read_value
+from pairbus.server.declaration import (
+    Declaration,
+    DeclarationError,
+    check_declaration,
+    nearest,
+    parse_declaration,
+    read_value,
+)
 from pairbus.server.emulator import read_emulator_config
 from pairbus.store.lmdb import DEFAULT_MAX_BYTES
 
@@ -438,7 +445,12 @@ def load_settings(options: Mapping[str, object], environment: Mapping[str, str],
     if "data" not in found:
         data = SETTINGS["data"]
         raise SettingsError(f"no data directory is set: use {data.option}, {data.variable}, or data in a settings file")
-    return Settings(**found)
+    settings = Settings(**found)
+    try:
+        check_declaration(settings.entities, settings.limits)
+    except DeclarationError as error:  # only a file can declare entities
+        raise SettingsError(f"{file}: {error}") from error
+    return settings
 
 
 def _from_options(options: Mapping[str, object]) -> dict[str, Any]:
@@ -479,7 +491,10 @@ def _content(file: Path) -> str:
     try:
         return file.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the settings file {file} cannot be read: {error}") from error
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        raise SettingsError(
+            f"--config {file} cannot be read: {reason}; name a settings file (TOML), or the emulator's Config.json"
+        ) from error
 
 
 def _from_document(document: Mapping[str, object], file: Path) -> dict[str, Any]:

@@ -21,10 +21,11 @@ from pairbus.ledger import LIVES, OPERATIONS, LedgerStatus
 from pairbus.server.amqp.services import UnprovenConnections
 from pairbus.server.counters import Counters
 from pairbus.server.entity_traffic import MAX_ENTITIES, OTHER, EntityTraffic, EntityTrafficMetrics
-from pairbus.server.host import NamespaceHost, Trouble
+from pairbus.server.health import health_of
+from pairbus.server.host import NamespaceHost
 from pairbus.server.http.credentials import Credentials
 from pairbus.server.peer_limits import AddressLimit, LoginLimiter
-from pairbus.server.supervision.supervisor import ComponentState, ComponentStatus, Supervisor
+from pairbus.server.supervision.supervisor import ComponentState, Supervisor
 from pairbus.server.supervision.watchdog import LoopWatchdog
 from pairbus.server.throttle.throttle import Throttle
 from pairbus.store import GroupCommitter, StoreError, StoreFullError
@@ -113,7 +114,6 @@ def _commits(counts: Sequence[int], seconds: float) -> Metric:
     )
 
 
-_ADVICE: Final = {True: "; run pairbus repair", False: ""}
 """Advice about damaged pages, by whether the data file still has them."""
 
 
@@ -443,14 +443,6 @@ class EntityMetrics(Collector):
 _KEPT_MS: Final = 5_000
 
 
-class Health(NamedTuple):
-    """The health of the server; a degraded server still serves everything else."""
-
-    status: str
-    problems: Sequence[str] = ()
-    is_serving: bool = True
-
-
 class Monitoring:
     """Answers without reading entities, unless the client may see them."""
 
@@ -472,7 +464,7 @@ class Monitoring:
         self._counted_ms = 0
 
     def health(self) -> Response:
-        health = self._health()
+        health = health_of(self._host, self._supervisor, is_draining=self._is_draining())
         status = HTTPStatus.OK if health.is_serving else HTTPStatus.SERVICE_UNAVAILABLE
         return JSONResponse({"status": health.status, "name": self._host.name, "problems": health.problems}, status)
 
@@ -489,46 +481,6 @@ class Monitoring:
                 registry.register(EntityTrafficMetrics(self._metrics.traffic, names))
         body = generate_latest(self._metrics.registry) + generate_latest(registry)
         return Response(body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
-
-    def _health(self) -> Health:
-        if self._is_draining():
-            return Health("draining", is_serving=False)
-        host = self._host
-        stalled_s = host.stalled_s
-        trouble = host.trouble() if stalled_s is None else self._stalled(stalled_s)
-        failed = [] if self._supervisor is None else [*filter(_is_down, self._supervisor.statuses())]
-        problems = [] if trouble is None else [trouble.problem]
-        problems += [f"component {status.name} is {status.state}: {status.reason}" for status in failed]
-        problems += self._overdue()
-        if (trouble is not None and not trouble.takes_sends) or any(status.is_essential for status in failed):
-            return Health("unavailable", problems, is_serving=False)
-        if host.faults:
-            problems.append(f"injected faults: {len(host.faults)}")
-        if host.quarantined_count:
-            problems.append(f"damaged records were quarantined: {host.quarantined_count}")
-        if host.damaged_page_count:
-            problems.append(f"damaged pages of the store: {host.damaged_page_count}{_ADVICE[host.has_damaged_pages]}")
-        if rebuilds := host.committer.rebuilds:
-            problems.append(
-                f"the store was rebuilt after damage: {len(rebuilds)}; check the disk, the damaged file is"
-                f" {rebuilds[-1].kept.name}"
-            )
-        return Health("degraded" if problems else "ok", problems)
-
-    def _stalled(self, seconds: float) -> Trouble:
-        buffer = self._host.side_buffer
-        # While the namespace is being loaded, nothing can be checked, so nothing is buffered either.
-        takes_sends = buffer is not None and buffer.writer.takes_sends() and not self._host.committer.is_loading
-        consequence = "sends go to the side buffer" if takes_sends else "sends are refused"
-        return Trouble(f"the storage has not answered for {seconds:.0f} s: {consequence}", takes_sends=takes_sends)
-
-    def _overdue(self) -> list[str]:
-        """Return the alarm of a side buffer that is not merged in time."""
-        buffer = self._host.side_buffer
-        overdue_s = None if buffer is None else buffer.overdue_s
-        return (
-            [] if overdue_s is None else [f"messages have waited in the side buffer for {overdue_s / 60:.0f} minutes"]
-        )
 
     def _occupants(self) -> list[Occupant] | None:
         """Return all entities, cached for a moment: counting takes a while. ``None`` if the store cannot be read."""
@@ -555,7 +507,3 @@ class Monitoring:
         if not credentials.allows("", Right.MANAGE, now_ms):
             credentials.require("", Right.LISTEN, now_ms)
         return True
-
-
-def _is_down(status: ComponentStatus) -> bool:
-    return status.state is not ComponentState.RUNNING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from datetime import UTC, datetime
 from typing import Final
 
 from pairbus.broker import Address
@@ -44,7 +45,7 @@ class OperationLog:
         """Return the operations for a bundle, the oldest first."""
         return [
             {
-                "at_s": round(each.started_s, 3),
+                "at": datetime.fromtimestamp(each.started_s, UTC).isoformat(timespec="milliseconds"),
                 "operation": each.operation,
                 "entity": None if each.address is None else str(each.address),
                 "count": each.count,
