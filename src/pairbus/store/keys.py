@@ -137,6 +137,13 @@ def entity_of(key: bytes) -> int:
     return int.from_bytes(key[1:5], "big")
 
 
+def only_entity(low: bytes, high: bytes | None) -> int | None:
+    """Return the entity that all keys of a range belong to; ``None`` if they belong to several, or to none."""
+    if high is None or low[:1] not in _OF_ENTITIES or low[:1] != high[:1] or len(low) < _ENTITY.size:
+        return None
+    return entity_of(low) if low[: _ENTITY.size] == high[: _ENTITY.size] else None
+
+
 def split_rule(key: bytes) -> tuple[int, int]:
     _, entity_id, position = _RULE.unpack(key)
     return entity_id, position

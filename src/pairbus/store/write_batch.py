@@ -220,7 +220,8 @@ class WriteBatch:
         found = self._found_damaged
         if found is None or found.key != key or found.page is None:
             return f"key={key.hex()}"
-        return f"key={key.hex()} page={found.page} offset={found.offset}"
+        source = "" if found.referred_from is None else f" referred_from={found.referred_from}"
+        return f"key={key.hex()} page={found.page} offset={found.offset}{source}"
 
     def record(self, place: QueueId, sequence: int) -> Record | None:
         data = self._read(keys.record_key(place[0], place[1], sequence))
