@@ -16,6 +16,7 @@ kind      then                                                holds
 ``P``     identity of a side buffer (8), an entity's path     the position up to which it is merged
 ``T``     an epoch (8)                                        the number of its last commit
 ``X``     another key                                         the damaged bytes that were found under that key
+``L``     the key of a message                                what a repair has left of it; it has no stub yet
 ``Z``     another key                                         the value that replaces that of a damaged page
 ``A``     another key                                         the same, if the pages of ``Z`` are damaged, too
 ========  ==================================================  =====================================================
@@ -44,6 +45,7 @@ OUTBOX: Final = b"O"
 MERGED: Final = b"P"
 EPOCH: Final = b"T"
 ASIDE: Final = b"X"
+LOST: Final = b"L"
 MOVED: Final[bytes] = b"Z"
 MOVED_AGAIN: Final[bytes] = b"A"
 
@@ -61,6 +63,7 @@ _KINDS: Final = {
     MERGED: "merge position",
     EPOCH: "last commit of an epoch",
     ASIDE: "quarantined record",
+    LOST: "lost message without a stub",
     MOVED: "moved record",
     MOVED_AGAIN: "moved record",
 }
@@ -130,6 +133,10 @@ def duplicates_between(entity_id: int) -> tuple[bytes, bytes]:
 
 def aside_key(key: bytes) -> bytes:
     return ASIDE + key
+
+
+def lost_key(record: bytes) -> bytes:
+    return LOST + record
 
 
 def entity_of(key: bytes) -> int:

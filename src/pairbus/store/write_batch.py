@@ -232,6 +232,13 @@ class WriteBatch:
         except RecordFormatError:
             return None
 
+    def lost_record(self, place: QueueId, sequence: int) -> Record | None:
+        data = self._read(keys.lost_key(keys.record_key(*place, sequence)))
+        try:
+            return None if data is None else decode_record(sequence, data)
+        except RecordFormatError:
+            return None
+
     def sequences(self, place: QueueId, start: int, limit: int) -> tuple[list[int], int | None]:
         first, end = keys.record_key(place[0], place[1], start), keys.after_records(place)
         found: set[bytes] = set()
@@ -310,6 +317,12 @@ class WriteBatch:
         self._damaged.append(key)
         self._batch[keys.aside_key(key)] = self._raw(key)
         self._batch[key] = None
+
+    def set_aside_lost(self, place: QueueId, sequence: int, record: Record | None) -> None:
+        key = keys.record_key(*place, sequence)
+        self._damaged.append(key)
+        self._batch[keys.aside_key(key)] = b"" if record is None else encode_record(record)
+        self._batch[keys.lost_key(key)] = None
 
     def set_aside_body(self, body_id: int) -> None:
         key = keys.body_key(body_id)
