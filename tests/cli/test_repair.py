@@ -62,6 +62,7 @@ def test_json_has_counts_and_sequence_numbers(data: Path, tmp_path: Path) -> Non
         "copied": 99,
         "restored": 0,
         "lost": [{"sequence_number": 42, "message_id": "id 41", "damaged": "body"}],
+        "quarantined_before": [],
     }
     assert report["damaged_pages"] == []
 

@@ -139,6 +139,7 @@ def test_e6_lost_records_leave_stubs_and_lost_settings_are_written_again(path: P
                     at = data.find(key, at + 1)
         rebuild(keeper, path)
         assert bodies(keeper) == SENT[10:]
+        keeper.use_namespace().tidy(NOW)
         stubs = keeper.use_namespace().peek(DEAD_LETTERS, 0, ALL, NOW)
         assert [stub.record.original_sequence for stub in stubs] == [*range(1, 11)]
         assert {queue.path for queue in keeper.use_namespace().queues(NOW)} == {"letters", "orders"}

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from pairbus.broker import Address, QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.broker.message import NewMessage
+from pairbus.broker.namespace import Namespace
 from pairbus.store import NewerFormatError, NotADataDirectoryError, RepairTargetError, StoreInUseError, keys
 from pairbus.store.directory import DATA_FILE, FORMAT_FILE, LOCK_FILE
 from pairbus.store.errors import DamagedStoreError
+from pairbus.store.lmdb import CHECKED_S
 from pairbus.store.page_guard import Leaf, PathReader
 from pairbus.store.page_nodes import PageSource
 from pairbus.store.pages import verify, walk_free_list
 from pairbus.store.repair import RepairReport, repair
 from tests.durability.namespace import ALL, DEAD_LETTERS, NOW, QUEUE, open_keeper
+from tests.waiting import eventually
 
 PAGE = 4096
 COUNT = 300
@@ -140,9 +144,87 @@ def test_damaged_record_is_listed_with_its_sequence_number(damaged: Path, target
     assert (lost.entity, lost.sequence, lost.damaged) == ("orders", number, "record")
     assert report.unreferenced_bodies == 1
     assert len(found_in(target)) == COUNT - 1
+    assert stubs_in(target) == [number]
+
+
+def tidy(namespace: Namespace) -> None:
+    while namespace.tidy(NOW):
+        pass
+
+
+def stubs_in(path: Path) -> list[int]:
+    """Start a namespace, let its background work end, and return the numbers of the messages that have stubs."""
+    with open_keeper(path) as keeper:
+        tidy(keeper.use_namespace())
+        return [stub.record.original_sequence for stub in keeper.use_namespace().peek(DEAD_LETTERS, 0, ALL, NOW)]
+
+
+def lose(path: Path, numbers: Iterable[int]) -> None:
+    """Overwrite the bodies of messages, and all earlier copies of them."""
+    data = (path / DATA_FILE).read_bytes()
+    for number in numbers:
+        body = MESSAGES[f"message-{number}"]
+        data = data.replace(body, b"?" + body[1:])
+    (path / DATA_FILE).write_bytes(data)
+
+
+def test_lost_messages_get_their_stubs_in_the_background_once_whenever_the_process_is_killed(
+    damaged: Path, target: Path
+) -> None:
+    numbers = range(100, 160)
+    lose(damaged, numbers)
+    lost = sorted(message.sequence for message in repair(damaged, target, NOW).lost)
+    assert lost == [2 * number + 1 for number in numbers]
+    done = 0
+    for steps in (0, 25, 15):
+        keeper = open_keeper(target)
+        namespace = keeper.use_namespace()
+        info = namespace.entity(QUEUE, NOW)
+        assert (info.active_count, info.dead_letter_count) == (COUNT - len(lost), done)
+        namespace.tidy(NOW, steps)
+        keeper.commit(NOW)
+        done += steps
+        namespace.tidy(NOW, 5)
+        keeper.abandon()  # as a kill does, before the next commit
+    assert stubs_in(target) == lost
+    assert found_in(target) == MESSAGES.keys() - {f"message-{number}" for number in numbers}
+
+
+def test_repair_of_a_repaired_directory_finds_nothing_new(damaged: Path, target: Path, tmp_path: Path) -> None:
+    lose(damaged, range(100, 105))
+    lost = repair(damaged, target, NOW).lost
+    assert len(lost) == 5
+    again = repair(target, tmp_path / "again", NOW)
+    assert again.is_complete
+    assert (again.lost, again.quarantined) == ([], lost)
+    assert stubs_in(tmp_path / "again") == [message.sequence for message in lost]
+
+
+def test_message_that_was_quarantined_before_keeps_its_one_stub_and_is_listed(tmp_path: Path, target: Path) -> None:
+    path = tmp_path / "served"
+    with open_keeper(path) as keeper:
+        namespace = keeper.use_namespace()
+        namespace.create_queue("orders", QueueDescription(), NOW)
+        for number in range(1, 202):
+            namespace.send(QUEUE, [NewMessage(b"body %03d" % number + bytes(3_000), str(number))], NOW)
+            keeper.commit(NOW)
+        sent_s = time.monotonic()
+        eventually(lambda: time.monotonic() > sent_s + CHECKED_S)  # until then, pages that were checked count as sound
+        data = (path / DATA_FILE).read_bytes()
+        overwrite(path, data.index(b"body 201"), b"?" * 100)
+        overwrite(path, data.index(b"body 106") // PAGE * PAGE, b"?" * PAGE)
+        assert len(namespace.peek(QUEUE, 0, ALL, NOW)) == 199
+        keeper.commit(NOW)
+        assert len(namespace.peek(DEAD_LETTERS, 0, ALL, NOW)) == 2
+    report = repair(path, target, NOW)
+    assert report.lost == []
+    assert [(each.sequence, each.message_id) for each in report.quarantined] == [(106, "106"), (201, "201")]
+    assert sorted(stubs_in(target)) == [106, 201]
     with open_keeper(target) as keeper:
-        (stub,) = keeper.use_namespace().peek(DEAD_LETTERS, 0, ALL, NOW)
-        assert stub.record.original_sequence == number
+        assert len(keeper.use_namespace().peek(QUEUE, 0, ALL, NOW)) == 199
+    again = repair(target, tmp_path / "again", NOW)
+    assert again.is_complete
+    assert again.quarantined == report.quarantined
 
 
 def one_meta(path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import time
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -11,12 +13,17 @@ import pytest
 
 from pairbus.broker import Address, QueueDescription, QueuePart
 from pairbus.broker.errors import DAMAGED
+from pairbus.broker.message import DeliveredMessage
 from pairbus.dialect.conditions import ServiceBusCondition
 from pairbus.dialect.management import Operation
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.metrics import Metrics, Monitoring
 from pairbus.server.messages import STUB_BODY, received_message
 from pairbus.store.directory import DATA_FILE
+from pairbus.store.errors import DamagedStoreError
+from pairbus.store.lmdb import CHECKED_S
+from pairbus.store.pages import verify
+from pairbus.store.repair import repair
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import ACCEPTED, Condition, decode_message
 from tests.server.amqp.test_failed_commits import FAILURE, Stage, condition_of, play
@@ -50,6 +57,40 @@ def fill(namespace: RunningNamespace) -> None:
         host.use_namespace().send(Address.of("filler"), messages, host.now_ms())
 
     namespace.call(send)
+
+
+PAGE = 4096
+LARGE = 201
+
+
+def send_large(namespace: RunningNamespace) -> None:
+    """Send messages each of which has a page of its own."""
+    messages = [received_message(text_message(mark_of(number) + bytes(3_000))) for number in range(1, LARGE + 1)]
+
+    def send(host: NamespaceHost) -> None:
+        for message in messages:
+            host.use_namespace().send(ORDERS, [message], host.now_ms())
+
+    namespace.call(send)
+
+
+def mark_of(number: int) -> bytes:
+    return b"message %03d" % number
+
+
+def page_of(data: Path, number: int) -> int:
+    return data.read_bytes().index(mark_of(number)) // PAGE
+
+
+def zero(data: Path, *pages: int) -> None:
+    with data.open("r+b") as file:
+        for page in pages:
+            file.seek(page * PAGE)
+            file.write(bytes(PAGE))
+
+
+def peeked(host: NamespaceHost) -> list[DeliveredMessage]:
+    return host.use_namespace().peek(ORDERS, 0, 1_000, host.now_ms())
 
 
 def ask(namespace: RunningNamespace, path: str) -> tuple[int, str]:
@@ -101,6 +142,46 @@ def test_e6_overwritten_body_is_logged_counted_and_leaves_a_stub(
         namespace.restart()
         assert "damaged=0 quarantined=1" in caplog.text
         assert len(namespace.call(lambda host: host.use_namespace().peek(DEAD_LETTERS, 0, 10, host.now_ms()))) == 1
+
+
+def test_e6_damaged_page_of_a_large_body_is_named_with_the_page_that_refers_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "data" / DATA_FILE
+    with running_namespace(data=tmp_path / "data", queues=["orders"]) as namespace:
+        send_large(namespace)
+        sent_s = time.monotonic()
+        eventually(lambda: time.monotonic() > sent_s + CHECKED_S)  # until then, pages that were checked count as sound
+        page = page_of(data, 106)
+        zero(data, page)
+        assert len(namespace.call(peeked)) == LARGE - 1
+        eventually(lambda: [line for line in caplog.messages if line.startswith("page damaged")])
+    (record,) = [line for line in caplog.messages if line.startswith("record quarantined")]
+    (lost,) = [line for line in caplog.messages if line.startswith("page damaged")]
+    found = re.search(r"sequence=106 .* page=(\d+) offset=(\d+) referred_from=(\d+)$", record)
+    assert found is not None
+    named, offset, source = map(int, found.groups())
+    assert (named, offset // PAGE) == (page, page)
+    assert f" page={page} referred_from={source} " in lost
+    with pytest.raises(DamagedStoreError, match=f"page {page} is damaged: .* page {source} refers to"):
+        verify(data)
+
+
+def test_e6_repaired_directory_has_stubs_and_counts_at_its_first_start_without_a_read(tmp_path: Path) -> None:
+    data = tmp_path / "data" / DATA_FILE
+    with running_namespace(data=tmp_path / "data", queues=["orders"]) as namespace:
+        send_large(namespace)
+    zero(data, *(page_of(data, number) for number in range(50, 91)), 0, 1)
+    report = repair(tmp_path / "data", tmp_path / "repaired", 1)
+    assert [lost.sequence for lost in report.lost] == [*range(50, 91)]
+
+    def counts(host: NamespaceHost) -> tuple[int, int]:
+        info = host.use_namespace().entity(ORDERS, host.now_ms())
+        return info.active_count, info.dead_letter_count
+
+    with running_namespace(data=tmp_path / "repaired") as namespace:
+        eventually(lambda: namespace.call(counts) == (LARGE - 41, 41))
+        eventually(lambda: health(namespace)[1:] == ("degraded", "damaged records were quarantined: 41"))
 
 
 def test_e6_damage_that_is_found_at_the_start_is_logged_and_shown_by_health(

@@ -109,9 +109,12 @@ def test_e6_scrubbing_quarantines_a_damaged_body_that_nobody_reads(
 def test_e6_zeroed_page_costs_only_the_messages_on_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: bytes
 ) -> None:
+    damaged_pages = []
+
     async def scene(server: NamespaceServer, scrubber: Scrubber) -> None:
         key = keys.record_key(1, 0, 250) if kind == keys.RECORD else keys.body_key(250)
         leaf = leaf_of(tmp_path, key)
+        damaged_pages.append(leaf.page)
         overwrite(tmp_path, leaf.page * len(leaf.data), bytes(len(leaf.data)))
         await scrubber.scrub()
         await server.host.durable()
@@ -135,6 +138,9 @@ def test_e6_zeroed_page_costs_only_the_messages_on_it(
     play(tmp_path, scene)
     (line,) = [line for line in caplog.messages if line.startswith("page damaged")]
     assert "run pairbus repair" in line
+    assert f" page={damaged_pages[0]} " in line
+    assert "referred_from" not in line
+    assert ("entity='orders'" in line) == (kind == keys.RECORD)
 
 
 @pytest.mark.parametrize("page", ["meta", "root", "end"])

@@ -681,6 +681,11 @@ class Namespace:
         except EntityNotFoundError:
             return None
 
+    def entity_path(self, entity_id: int) -> str | None:
+        """Return the path of the entity with a number; ``None`` if it does not exist."""
+        entity = self._catalogue.by_id(entity_id)
+        return None if entity is None else entity.full_path
+
     def reload(self, address: Address, now_ms: int) -> None:
         """Discard the index of an entity, and load it from the store again: ``tidy`` does it step by step.
 

@@ -39,6 +39,15 @@ class Records(Protocol):
     def set_aside(self, place: QueueId, sequence: int) -> None:
         """Take an unreadable record out of service without deleting it."""
 
+    def lost_record(self, place: QueueId, sequence: int) -> Record | None:
+        """Return what a repair has left of a lost message that has no stub yet; ``None`` if its record is lost, too."""
+
+    def set_aside_lost(self, place: QueueId, sequence: int, record: Record | None) -> None:
+        """Note that a lost message has a stub now; its record is kept, as those of other unreadable messages are.
+
+        It does not read the store, so it cannot fail between the stub and this note.
+        """
+
     def set_aside_body(self, body_id: int) -> None:
         """Keep a copy of an unreadable body; the body itself is removed with its last record."""
 

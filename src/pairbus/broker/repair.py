@@ -16,7 +16,7 @@ from pairbus.broker.descriptions import Value
 from pairbus.broker.entity import Entity, ReceivableEntity, TopicEntity
 from pairbus.broker.errors import EntityUnavailableError
 from pairbus.broker.message import NEVER, Amendments, MessageState, Record, unreadable
-from pairbus.broker.ports import IndexFault, IndexReloaded, Quarantined, SessionLost
+from pairbus.broker.ports import IndexFault, IndexReloaded, MessageEvent, Quarantined, SessionLost
 from pairbus.broker.queue import Queue
 from pairbus.broker.router import Failure, Router
 from pairbus.broker.session import Sequences
@@ -72,6 +72,34 @@ class Quarantine:
         self._router.place_stub(_holders(self._owner_of(queue)), stub, failure, now_ms)
         message_id = "" if record is None else record.message_id
         self._context.notices.append(Quarantined(queue.address, sequence, message_id, damaged, location))
+
+
+class LostMessages:
+    """A background job that leaves stubs of the messages that a repair of the data directory has lost.
+
+    A commit has both a stub and the note that it exists: after a kill, the next start continues with the others.
+    """
+
+    def __init__(self, context: BrokerContext, quarantine: Quarantine, lost: list[tuple[Queue, int]]) -> None:
+        self._context = context
+        self._quarantine = quarantine
+        self._lost = lost[::-1]
+
+    def step(self, now_ms: int) -> bool:
+        """Leave one stub; return whether there are more to leave."""
+        if self._lost:
+            self._leave_stub(*self._lost[-1], now_ms)
+            self._lost.pop()  # last: if the store cannot be read now, it is tried again
+        return bool(self._lost)
+
+    def _leave_stub(self, queue: Queue, sequence: int, now_ms: int) -> None:
+        records, event_sink = self._context.records, self._context.event_sink
+        record = records.lost_record(queue.place, sequence)
+        if not queue.is_retired:
+            self._quarantine.leave_stub(queue, sequence, record, now_ms)
+            if event_sink is not None:
+                event_sink.note(MessageEvent.SET_ASIDE, queue.address, record or unreadable(sequence))
+        records.set_aside_lost(queue.place, sequence, record)
 
 
 def _holders(owner: Entity) -> Iterable[ReceivableEntity]:

@@ -12,8 +12,8 @@ from pairbus.broker.entity import QueueEntity, ReceivableEntity, TopicEntity
 from pairbus.broker.housekeeping import DeletedEntity, Housekeeping
 from pairbus.broker.message import MessageState, QueueId, Record, unreadable
 from pairbus.broker.ports import MessageEvent
-from pairbus.broker.queue import Queue
-from pairbus.broker.repair import Quarantine
+from pairbus.broker.queue import PARTITION_SHIFT, Queue
+from pairbus.broker.repair import LostMessages, Quarantine
 from pairbus.broker.session import Sequences
 
 
@@ -40,6 +40,7 @@ class NamespaceRestore:
         self._schedule_forwarding = schedule_forwarding
         self._quarantine = quarantine
         self._damaged: list[tuple[Queue, int]] = []
+        self._lost: list[tuple[Queue, int]] = []
         self._orphans: dict[QueueId, Sequences] = {}
         self._left_alone: set[int] = set()
 
@@ -97,6 +98,22 @@ class NamespaceRestore:
             self._damaged.append((queue, sequence))
         return queue is not None
 
+    def lost_message(self, place: QueueId, sequence: int, record: Record | None) -> bool:
+        """Make the background work leave a stub of a message that a repair has lost.
+
+        ``record`` is ``None`` if its record is lost, too. Return whether an entity claims it.
+        """
+        self._catalogue.restore_last_id(place.entity_id)
+        queue = self._queue_at(place)
+        if record is not None:
+            self._context.bodies.restore_last_id(record.body_id)
+        if queue is None:
+            return place.entity_id in self._left_alone
+        if record is not None:
+            queue.restore_last_sequence(sequence >> PARTITION_SHIFT, sequence)
+        self._lost.append((queue, sequence))
+        return True
+
     def _note(self, queue: Queue, record: Record) -> None:
         event_sink = self._context.event_sink
         if event_sink is not None:
@@ -133,6 +150,8 @@ class NamespaceRestore:
             if self._context.event_sink is not None:
                 self._context.event_sink.note(MessageEvent.SET_ASIDE, queue.address, unreadable(sequence))
             self._quarantine.leave_stub(queue, sequence, None, now_ms)
+        if self._lost:
+            self._housekeeping.add_first(LostMessages(self._context, self._quarantine, self._lost))
         for holder in self._catalogue.holders():
             self._schedule_forwarding(holder)
 

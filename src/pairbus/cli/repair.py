@@ -16,7 +16,7 @@ from pairbus.cli.failure import fail
 from pairbus.server.log_context import Facts
 from pairbus.store import StoreError
 from pairbus.store.keys import describe
-from pairbus.store.repair import EntityRepair, RepairReport
+from pairbus.store.repair import EntityRepair, LostMessage, RepairReport
 from pairbus.store.repair import repair as repair_directory
 
 _FAILED: Final = 1
@@ -64,7 +64,7 @@ def _as_json(report: RepairReport, data: Path, to: Path) -> dict[str, Any]:
         "records": report.records,
         "entities": [_entity_as_json(entity) for entity in report.entities.values()],
         "replaced_entities": report.renamed,
-        "damaged_records": [_described(key) for key in report.damaged],
+        "damaged_records": [*map(_described_key, report.damaged)],
         "damaged_pages": [
             {"page": page.page, "reason": page.reason, "first_key": page.low.hex(), "end_key": _hex(page.high)}
             for page in report.damaged_pages
@@ -78,15 +78,17 @@ def _entity_as_json(entity: EntityRepair) -> dict[str, Any]:
         "entity": entity.entity,
         "copied": entity.copied,
         "restored": entity.restored,
-        "lost": [
-            {"sequence_number": lost.sequence, "message_id": lost.message_id or None, "damaged": lost.damaged}
-            for lost in entity.lost
-        ],
+        "lost": [*map(_message_as_json, entity.lost)],
+        "quarantined_before": [*map(_message_as_json, entity.quarantined)],
     }
 
 
-def _described(key: bytes) -> str:
+def _described_key(key: bytes) -> str:
     return str(Facts(**describe(key))).strip()
+
+
+def _message_as_json(lost: LostMessage) -> dict[str, Any]:
+    return {"sequence_number": lost.sequence, "message_id": lost.message_id or None, "damaged": lost.damaged}
 
 
 def _hex(key: bytes | None) -> str | None:
@@ -100,13 +102,9 @@ def _print(report: RepairReport, to: Path) -> None:
         numbers = _some([str(lost.sequence) for lost in entity.lost])
         table.add_row(entity.entity, str(entity.copied), str(entity.restored), str(len(entity.lost)), numbers)
     console.print(table)
-    for lost in report.lost[:_SHOWN]:
-        message_id = f" message_id={lost.message_id!r}" if lost.message_id else ""
-        console.print(
-            f"lost entity='{lost.entity}' sequence={lost.sequence}{message_id} damaged={lost.damaged}", markup=False
-        )
-    _print_some(console, "lost message", [], len(report.lost) - _SHOWN)
-    _print_some(console, "damaged record", [_described(key) for key in report.damaged])
+    _print_some(console, "lost", [*map(_described, report.lost)])
+    _print_some(console, "quarantined before", [*map(_described, report.quarantined)])
+    _print_some(console, "damaged record", [*map(_described_key, report.damaged)])
     _print_some(console, "damaged page", [f'page={page.page} reason="{page.reason}"' for page in report.damaged_pages])
     _print_some(console, "replaced entity", [f"name='{name}'" for name in report.renamed])
     if report.unreferenced_bodies:
@@ -114,10 +112,15 @@ def _print(report: RepairReport, to: Path) -> None:
     console.print(f"copied {report.records} records to {to}", markup=False)
 
 
-def _print_some(console: Console, what: str, lines: list[str], more: int = 0) -> None:
+def _described(lost: LostMessage) -> str:
+    facts = Facts(entity=lost.entity, sequence=lost.sequence, message_id=lost.message_id, damaged=lost.damaged)
+    return str(facts).strip()
+
+
+def _print_some(console: Console, what: str, lines: list[str]) -> None:
     for line in lines[:_SHOWN]:
         console.print(f"{what} {line}", markup=False)
-    more = max(more, len(lines) - _SHOWN)
+    more = len(lines) - _SHOWN
     if more > 0:
         console.print(f"… and {more} more, see --json")
 

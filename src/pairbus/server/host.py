@@ -36,7 +36,8 @@ from pairbus.server.throttle.shares import EntityBudgets
 from pairbus.server.throttle.throttle import Throttle
 from pairbus.server.unanswered import UnansweredSends
 from pairbus.store import CommitId, GroupCommitter, NamespaceLoadingError, Recovery, StoreError, StoreFullError
-from pairbus.store.keys import describe
+from pairbus.store.keys import describe, only_entity
+from pairbus.store.page_nodes import LostPage
 
 _log = logging.getLogger(__name__)
 
@@ -271,20 +272,11 @@ class NamespaceHost(HostEvents):
         """Return whether the data file has damaged pages: those that were found before it was rebuilt are gone."""
         return len(self.committer.damaged_pages) > self.committer.replaced_pages
 
-    def _report_pages(self) -> None:
+    def _report_pages(self, namespace: Namespace) -> None:
         """Log the damaged pages of the store that were found since the last call."""
         pages = self.committer.damaged_pages
         for page in pages[self._logged_pages :]:
-            end_key = "" if page.high is None else page.high.hex()
-            _log.error(
-                'page damaged namespace=%s page=%d reason="%s" first_key=%s end_key=%s action="stop the server and run'
-                ' pairbus repair"',
-                self.name,
-                page.page,
-                page.reason,
-                page.low.hex(),
-                end_key,
-            )
+            _log.error("page damaged%s", Facts(namespace=self.name, **_damaged_page(page, namespace.entity_path)))
         self._logged_pages = len(pages)
         for what in self.committer.restored_pages[self._logged_restored :]:
             _log.error('page damaged, restored namespace=%s what="%s" action="check the disk"', self.name, what)
@@ -489,7 +481,7 @@ class NamespaceHost(HostEvents):
 
     def _go_on(self, namespace: Namespace, now_ms: int) -> None:
         if self.damaged_page_count:
-            self._report_pages()
+            self._report_pages(namespace)
         if self._are_timers_stopped:
             return
         if namespace.tidy(now_ms):
@@ -685,6 +677,20 @@ class NamespaceHost(HostEvents):
         self.on_rebuilt()
         self.on_access_changed()
         self._schedule()
+
+
+def _damaged_page(lost: LostPage, path_of: Callable[[int], str | None]) -> dict[str, object]:
+    """Return the facts of a damaged page, with the entity of its records, if all of them are of one entity."""
+    entity_id = only_entity(lost.low, lost.high)
+    return {
+        "page": lost.page if lost.value_page is None else lost.value_page,
+        "referred_from": None if lost.value_page is None else lost.page,
+        "entity": None if entity_id is None else path_of(entity_id),
+        "reason": lost.reason,
+        "first_key": lost.low.hex(),
+        "end_key": None if lost.high is None else lost.high.hex(),
+        "action": "stop the server and run pairbus repair",
+    }
 
 
 def _quarantined(notice: Quarantined) -> dict[str, object]:

@@ -123,10 +123,18 @@ class UnconfinedDamageError(StoreFailedError):
 class DamagedRecordError(StoreError):
     """The value stored under a key is not what was written there.
 
-    ``page`` is the page of the record, and ``offset`` the position of its value in the file, in bytes, if known.
+    ``page`` is the page of its value, ``offset`` the position of the value in the file, in bytes, and ``referred_from``
+    the page that refers to that of a large value, if known.
     """
 
-    def __init__(self, key: bytes, place: str, page: int | None = None, offset: int | None = None) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        place: str,
+        page: int | None = None,
+        offset: int | None = None,
+        referred_from: int | None = None,
+    ) -> None:
         where = place if page is None else f"{place}, page {page},"
         super().__init__(
             f"the record {readable(key)} in {where} is damaged: its checksum is wrong. Restore it from a"
@@ -136,6 +144,7 @@ class DamagedRecordError(StoreError):
         self.place = place
         self.page = page
         self.offset = offset
+        self.referred_from = referred_from
 
 
 class DamagedStoreError(StoreError):

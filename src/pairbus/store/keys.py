@@ -16,6 +16,7 @@ kind      then                                                holds
 ``P``     identity of a side buffer (8), an entity's path     the position up to which it is merged
 ``T``     an epoch (8)                                        the number of its last commit
 ``X``     another key                                         the damaged bytes that were found under that key
+``L``     the key of a message                                what a repair has left of it; it has no stub yet
 ``Z``     another key                                         the value that replaces that of a damaged page
 ``A``     another key                                         the same, if the pages of ``Z`` are damaged, too
 ========  ==================================================  =====================================================
@@ -44,6 +45,7 @@ OUTBOX: Final = b"O"
 MERGED: Final = b"P"
 EPOCH: Final = b"T"
 ASIDE: Final = b"X"
+LOST: Final = b"L"
 MOVED: Final[bytes] = b"Z"
 MOVED_AGAIN: Final[bytes] = b"A"
 
@@ -61,6 +63,7 @@ _KINDS: Final = {
     MERGED: "merge position",
     EPOCH: "last commit of an epoch",
     ASIDE: "quarantined record",
+    LOST: "lost message without a stub",
     MOVED: "moved record",
     MOVED_AGAIN: "moved record",
 }
@@ -132,9 +135,20 @@ def aside_key(key: bytes) -> bytes:
     return ASIDE + key
 
 
+def lost_key(record: bytes) -> bytes:
+    return LOST + record
+
+
 def entity_of(key: bytes) -> int:
     """Return the entity that a key belongs to; not for bodies and counters."""
     return int.from_bytes(key[1:5], "big")
+
+
+def only_entity(low: bytes, high: bytes | None) -> int | None:
+    """Return the entity that all keys of a range belong to; ``None`` if they belong to several, or to none."""
+    if high is None or low[:1] not in _OF_ENTITIES or low[:1] != high[:1] or len(low) < _ENTITY.size:
+        return None
+    return entity_of(low) if low[: _ENTITY.size] == high[: _ENTITY.size] else None
 
 
 def split_rule(key: bytes) -> tuple[int, int]:

@@ -349,8 +349,10 @@ class LmdbStore:
         """Return the error for a record that was found at an offset of a page."""
         if place is None:
             return DamagedRecordError(key, self.place)
-        page, offset = place
-        return DamagedRecordError(key, self.place, page, self._pages.value_position(page, offset))
+        leaf, at = place
+        offset = self._pages.value_position(leaf, at)
+        page = offset // self._pages.page_bytes
+        return DamagedRecordError(key, self.place, page, offset, None if page == leaf else leaf)
 
     def _fenced_raw(self, key: bytes) -> bytes | None:
         if not key.startswith(PREFIXES) and len(key) < LONGEST_KEY_BYTES:

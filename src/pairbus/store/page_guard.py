@@ -38,6 +38,7 @@ _DEEPEST_TREE: Final = 32
 _BUFFER_SHARE: Final = 3
 """A leaf is a buffer if it is a third full."""
 
+_DAMAGED_VALUE: Final = "it is not the large value that should be here"
 _DAMAGED: Final = "its structure is damaged, or it is not the page that should be here"
 
 
@@ -225,7 +226,7 @@ class PathReader:
             return known
         page = self._pages.read(number)
         pointers = sound_pointers(number, page, LEAF)
-        if pointers is None or not all(self._pages.has_big_value(page, at) for at in pointers if has_flags(page, at)):
+        if pointers is None or self._lost_value_page(page, pointers) is not None:
             return None
         self._changeable[number] = page, pointers
         return page, pointers
@@ -263,9 +264,17 @@ class PathReader:
         at = leaf.find(key)
         return None if at is None else self._pages.node(leaf.page, leaf.data, at)
 
-    def has_sound_values(self, leaf: Leaf) -> bool:
-        """Return whether LMDB can free the pages of all large values of a leaf."""
-        return all(self._pages.has_big_value(leaf.data, at) for at in leaf.pointers if has_flags(leaf.data, at))
+    def lost_value(self, leaf: Leaf) -> LostPage | None:
+        """Return a leaf as lost if LMDB cannot free the pages of one of its large values."""
+        page = self._lost_value_page(leaf.data, leaf.pointers)
+        return None if page is None else LostPage(leaf.page, _DAMAGED_VALUE, leaf.low, leaf.high, value_page=page)
+
+    def _lost_value_page(self, page: bytes, pointers: Sequence[int]) -> int | None:
+        for at in pointers:
+            lost = self._pages.lost_value_page(page, at) if has_flags(page, at) else None
+            if lost is not None:
+                return lost
+        return None
 
     def _found(self, child: Child) -> Found:
         found = self._page(child)
@@ -433,8 +442,9 @@ def unwritable_leaves(
                     return []
                 if isinstance(leaf, LostPage) or _is_doubtful(leaf) or not path.has_sound_neighbours(leaf):
                     return [leaf, *path.neighbours(leaf)]
-                if not path.has_sound_values(leaf):
-                    return [LostPage(leaf.page, "the pages of a large value are damaged", leaf.low, leaf.high)]
+                lost_value = path.lost_value(leaf)
+                if lost_value is not None:
+                    return [lost_value]
                 beside = path.damaged_beside(recent) if merges else None
                 if beside is not None:
                     return [beside._replace(is_branch=True)]

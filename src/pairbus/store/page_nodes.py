@@ -90,6 +90,9 @@ class LostPage(NamedTuple):
     is_branch: bool = False
     """True if it is known that the page should be a branch."""
 
+    value_page: int | None = None
+    """The page that is damaged, if that is one of a large value to which this page refers."""
+
     def covers(self, key: bytes) -> bool:
         return self.low <= key and (self.high is None or key < self.high)
 
@@ -130,20 +133,22 @@ class PageSource:
         (start,) = PAGE_NUMBER.unpack_from(page, value_at)
         return PageNode(key, self._big_value(start, value_bytes), number, at)
 
-    def has_big_value(self, page: bytes, at: int) -> bool:
-        """Return whether the pages of the large value of a sound leaf's node are its own, so that LMDB can free them.
+    def lost_value_page(self, page: bytes, at: int) -> int | None:
+        """Return the first page of the large value of a sound leaf's node, unless its pages are its own, so that LMDB
+        can free them.
 
-        True for a node without a large value.
+        ``None`` for a node without a large value.
         """
         value_bytes, flags, key_bytes = _unpack_node(page, at)
         if not flags:
-            return True
+            return None
         (start,) = PAGE_NUMBER.unpack_from(page, at + NODE_BYTES + key_bytes)
         header = self._bytes(start * self.page_bytes, OVERFLOW_HEADER.size)
         if len(header) < OVERFLOW_HEADER.size:
-            return False
+            return int(start)
         stored, _pad, kind, count = OVERFLOW_HEADER.unpack(header)
-        return (stored, kind, count) == (start, OVERFLOW, -(-(HEADER_BYTES + value_bytes) // self.page_bytes))
+        is_its_own = (stored, kind, count) == (start, OVERFLOW, -(-(HEADER_BYTES + value_bytes) // self.page_bytes))
+        return None if is_its_own else int(start)
 
     def value_position(self, number: int, at: int) -> int:
         """Return the position in the file of the value of a record, as far as the offset of its node tells."""

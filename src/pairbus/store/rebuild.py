@@ -43,7 +43,7 @@ class Rebuild(NamedTuple):
     """Number of records of all kinds that the new file has."""
 
     lost: int
-    """Number of messages that are lost; each has a stub, now or when it is received."""
+    """Number of messages that are lost; the background work leaves a stub of each."""
 
     kept: Path
     """The damaged file."""

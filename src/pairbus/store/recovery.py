@@ -72,6 +72,12 @@ class _Reader:
             except RecordFormatError:
                 self.note_damage(key, value)
 
+    def lost(self) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over what is left of lost messages without a stub. One that is damaged, too, still gets its stub."""
+        damaged: list[bytes] = []
+        yield from self._store.scan(keys.LOST, keys.after(keys.LOST), lambda key, _raw: damaged.append(key))
+        yield from ((key, b"") for key in damaged)
+
     def drop(self, key: bytes) -> None:
         """Remove a record that a deleted entity has left."""
         self._changes[key] = None
@@ -148,6 +154,17 @@ def _restore_messages(reader: _Reader, restoration: NamespaceRestore, recovery: 
         message = keys.split_record(key)
         if message is not None and restoration.damaged_record(*message):
             recovery.stubs.add(key)
+    for key, value in reader.lost():
+        message = keys.split_record(key[1:])
+        if message is None or not restoration.lost_message(*message, _record(message[1], value)):
+            reader.drop(key)
+
+
+def _record(sequence: int, value: bytes) -> Record | None:
+    try:
+        return decode_record(sequence, value)
+    except RecordFormatError:
+        return None
 
 
 def _values(group: Iterator[tuple[bytes, Record]]) -> Iterator[Record]:

@@ -72,6 +72,8 @@ class EntityRepair:
     """Number of copied messages that were found outside the damaged tree, or of which only an earlier copy was left."""
 
     lost: list[LostMessage] = field(default_factory=list)
+    quarantined: list[LostMessage] = field(default_factory=list)
+    """Messages that were lost before this repair, and are still: each has a stub, or gets it at the next start."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,8 +99,13 @@ class RepairReport:
         return [message for each in self.entities.values() for message in each.lost]
 
     @property
+    def quarantined(self) -> list[LostMessage]:
+        """Return the messages that were lost before this repair, and are still."""
+        return [message for each in self.entities.values() for message in each.quarantined]
+
+    @property
     def is_complete(self) -> bool:
-        """Return whether nothing is known to be lost."""
+        """Return whether nothing is known to be lost, besides what was lost before."""
         return not (self.lost or self.damaged or self.damaged_pages or self.renamed or self.unreferenced_bodies)
 
 
@@ -443,8 +450,10 @@ class Repair:
     def _finish(self, quarantined: set[bytes]) -> None:
         self._replace_lost_entities()
         entities = self._entities()
-        for key in quarantined:
-            self._release(key)
+        for key in sorted(quarantined):
+            if not self._release(key):
+                self._report_quarantined(key, self._target.get(keys.aside_key(key)), entities)
+        self._report_without_stub(entities)
         for key in sorted(self._damaged):
             self._report_damaged(key, entities)
         used = self._count_messages(entities)
@@ -462,8 +471,8 @@ class Repair:
         if message is not None and self._was_assigned(*message) and message[0].entity_id in entities:
             place, sequence = message
             entity = self._entity(entities, place)
-            entity.lost.append(LostMessage(entity=entity.entity, sequence=sequence, damaged="record"))
-            self._target.put(key, b"")  # the server cannot read it either, and leaves a stub
+            entity.lost.append(_lost(entity, sequence, b""))
+            self._lose(key, b"")
         elif not key.startswith(keys.BODY):
             self._report.damaged.append(key)
 
@@ -475,8 +484,31 @@ class Repair:
         except RecordFormatError:
             return True
 
-    def _release(self, key: bytes) -> None:
-        """Take a message out of quarantine, if an intact copy of both of its parts was found."""
+    def _lose(self, key: bytes, value: bytes) -> None:
+        """Take a message out of its queue, and have the next start leave a stub of it."""
+        self._target.put(keys.lost_key(key), value)
+        self._target.put(key, None)
+
+    def _report_quarantined(self, key: bytes, value: bytes | None, entities: dict[int, str]) -> None:
+        message = keys.split_record(key)
+        if message is not None and message[0].entity_id in entities:
+            entity = self._entity(entities, message[0])
+            entity.quarantined.append(_lost(entity, message[1], value or b""))
+
+    def _report_without_stub(self, entities: dict[int, str]) -> None:
+        """Report the messages that an earlier repair has lost, and of which no start has left a stub since."""
+        for key, value in [*self._target.scan(keys.LOST)]:
+            record_key = key[len(keys.LOST) :]
+            if self._target.get(keys.aside_key(record_key)) is None:
+                self._report_quarantined(record_key, value, entities)
+            else:  # it has a stub: this is what a damaged page still had
+                self._target.put(key, None)
+
+    def _release(self, key: bytes) -> bool:
+        """Take a message out of quarantine, if an intact copy of both of its parts was found; return whether it was.
+
+        Otherwise the best copy of its record stays in quarantine only: it has a stub.
+        """
         aside = keys.aside_key(key)
         value = self._target.get(key) or self._target.get(aside)
         body_id = _body_of(key, value)
@@ -485,30 +517,32 @@ class Repair:
             self._target.put(aside, None)
             self._target.put(keys.aside_key(keys.body_key(body_id)), None)
             self._restored.add(key)
+            return True
+        if value:
+            self._target.put(aside, value)
+        self._target.put(key, None)
+        return False
 
     def _count_messages(self, entities: dict[int, str]) -> set[int]:
         """Count the messages that were copied, and return the ids of their bodies."""
         used: set[int] = set()
+        lost: list[tuple[bytes, bytes]] = []
         for key, value in self._target.scan(keys.RECORD):
             message = keys.split_record(key)
-            if message is None or not value:
+            if message is None:
                 continue
             place, sequence = message
             entity = self._entity(entities, place)
-            try:
-                record = decode_record(sequence, value)
-            except RecordFormatError:
-                entity.lost.append(LostMessage(entity=entity.entity, sequence=sequence, damaged="record"))
-                continue
-            if record.body_id in self._bodies:
-                used.add(record.body_id)
+            body_id = _body_of(key, value)
+            if body_id is not None and body_id in self._bodies:
+                used.add(body_id)
                 entity.copied += 1
                 entity.restored += key in self._restored
-            else:  # the server leaves a stub with what the record says
-                message_id = record.message_id
-                entity.lost.append(
-                    LostMessage(entity=entity.entity, sequence=sequence, message_id=message_id, damaged="body")
-                )
+            else:
+                entity.lost.append(_lost(entity, sequence, value))
+                lost.append((key, value))
+        for key, value in lost:
+            self._lose(key, value)
         return used
 
     # Entities
@@ -561,6 +595,15 @@ class Repair:
             part = PARTS[place.part] if place.part < len(PARTS) else f"/{place.part}"
             self._report.entities[place] = EntityRepair(entity=path + part)
         return self._report.entities[place]
+
+
+def _lost(entity: EntityRepair, sequence: int, value: bytes) -> LostMessage:
+    """Return a lost message of which this record is left; an empty one if nothing is."""
+    try:
+        message_id = decode_record(sequence, value).message_id
+    except RecordFormatError:
+        return LostMessage(entity=entity.entity, sequence=sequence, damaged="record")
+    return LostMessage(entity=entity.entity, sequence=sequence, message_id=message_id, damaged="body")
 
 
 def _has_session(sequence: int, value: bytes) -> bool:

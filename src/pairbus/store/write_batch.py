@@ -221,7 +221,8 @@ class WriteBatch:
         found = self._found_damaged
         if found is None or found.key != key or found.page is None:
             return (("key", key.hex()),)
-        return ("key", key.hex()), ("page", found.page), ("offset", found.offset)
+        location: Location = (("key", key.hex()), ("page", found.page), ("offset", found.offset))
+        return location if found.referred_from is None else (*location, ("referred_from", found.referred_from))
 
     def record(self, place: QueueId, sequence: int) -> Record | None:
         data = self._read(keys.record_key(place[0], place[1], sequence))
@@ -229,6 +230,13 @@ class WriteBatch:
             return None
         try:
             return decode_record(sequence, data)
+        except RecordFormatError:
+            return None
+
+    def lost_record(self, place: QueueId, sequence: int) -> Record | None:
+        data = self._read(keys.lost_key(keys.record_key(*place, sequence)))
+        try:
+            return None if data is None else decode_record(sequence, data)
         except RecordFormatError:
             return None
 
@@ -310,6 +318,12 @@ class WriteBatch:
         self._damaged.append(key)
         self._batch[keys.aside_key(key)] = self._raw(key)
         self._batch[key] = None
+
+    def set_aside_lost(self, place: QueueId, sequence: int, record: Record | None) -> None:
+        key = keys.record_key(*place, sequence)
+        self._damaged.append(key)
+        self._batch[keys.aside_key(key)] = b"" if record is None else encode_record(record)
+        self._batch[keys.lost_key(key)] = None
 
     def set_aside_body(self, body_id: int) -> None:
         key = keys.body_key(body_id)
