@@ -244,7 +244,7 @@ def _announce(settings: Settings, server: NamespaceServer) -> None:
             " or omit it to generate one",
         )
     for name, length in _short_keys(settings.entities):
-        _warn(f"{name} has {length} characters and may be guessed: use at least {_KEY_CHARACTERS}")
+        _warn(settings, f"{name} has {length} characters and may be guessed: use at least {_KEY_CHARACTERS}")
 
 
 def _short_keys(declaration: Declaration) -> Iterator[tuple[str, int]]:
