@@ -358,6 +358,7 @@ FIGURES: Final[dict[str, Figures]] = {
         ("read again: a URL at most {}", seconds(jwt._URL_PAUSE_S)),
         ("at least {} apart", seconds(jwt._URL_PAUSE_S)),
         ("is limited to {}, and must arrive within {}", size(jwt.MAX_BYTES), seconds(jwt.TIMEOUT_S)),
+        ("a file that has not ended after {} is abandoned", seconds(jwt._FILE_TIMEOUT_S)),
     ],
     "docs/how-to/know-what-it-costs.md": [
         ("the size of one, on average | {} |", count(FORECAST.message_bytes)),
