@@ -235,6 +235,7 @@ FIGURES: Final[dict[str, Figures]] = {
         ("| 20 | {} responses a second |", count(peer_limits.BY_KEY.per_second)),
         ("| 100 | {} responses a second |", count(peer_limits.BY_ADDRESS.per_second)),
         ("responses a second | after {} more |", count(peer_limits._MOST_DEBT)),
+        ("The limiter remembers {} addresses", count(peer_limits._MOST_BUCKETS)),
         ("each with {} peers, against", count(test_hostile_peers.CONNECTIONS)),
         ("runs {} kinds of attack", count(len(test_hostile_peers.HOSTILE))),
         ("real process; {} kinds run over", count(len(test_hostile_peers.OVER_TLS))),
