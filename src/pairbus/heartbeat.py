@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -47,10 +48,16 @@ class Heartbeat:
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Beat, run a function on another thread, and beat again."""
+        with self.waiting_for_thread():
+            return await asyncio.to_thread(work, *args, **kwargs)
+
+    @contextmanager
+    def waiting_for_thread(self) -> Iterator[None]:
+        """Beat before and after waiting for another thread."""
         self.beat()
         self.is_in_thread = True
         try:
-            return await asyncio.to_thread(work, *args, **kwargs)
+            yield
         finally:
             self.is_in_thread = False
             self.beat()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -248,9 +249,11 @@ class KeepingPeer:
         self.opened = 0
         self.ended: list[int] = []
         self.endpoint = Endpoint("127.0.0.1", 1, tls=False)
+        self.writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.opened += 1
+        self.writers.append(writer)
         number = self.opened
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
@@ -270,6 +273,8 @@ class KeepingPeer:
         response = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%s\r\n%s" % (len(target), extra, target)
         if target == b"/lost" and self.opened == 1:
             writer.transport.abort()
+        elif target == b"/late" and self.opened == 1:
+            writer.write(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
         elif target == b"/half":
             writer.write(response[:-1])
         elif target == b"/unasked":
@@ -320,18 +325,21 @@ def test_concurrent_requests_use_connections_of_their_own_of_which_some_are_kept
     with_kept_connections(scenario)
 
 
+@pytest.mark.parametrize("target", ["/lost", "/late"])
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
-def test_request_on_a_connection_that_was_lost_is_repeated_only_if_that_is_harmless(method: str) -> None:
+def test_request_on_a_connection_that_was_lost_is_repeated_only_if_that_is_harmless(method: str, target: str) -> None:
+    """The server closed it while it was idle, with the status 408 or without a word."""
+
     async def scenario(opened: KeepingPeer, connections: HttpConnections) -> None:
         await fetch(connections, "/1")
         if method == "GET":
-            await fetch(connections, "/lost")
-            assert opened.asked == [(1, "GET /1"), (1, "GET /lost"), (2, "GET /lost")]
+            await fetch(connections, target)
+            assert opened.asked == [(1, "GET /1"), (1, f"GET {target}"), (2, f"GET {target}")]
         else:
             with pytest.raises(MessagingCommunicationError) as caught:
-                await fetch(connections, "/lost", method)
+                await fetch(connections, target, method)
             assert caught.value.is_transient
-            assert opened.asked == [(1, "GET /1"), (1, f"{method} /lost")]
+            assert opened.asked == [(1, "GET /1"), (1, f"{method} {target}")]
 
     with_kept_connections(scenario)
 
@@ -367,6 +375,42 @@ def test_response_that_nobody_has_asked_for_is_nobody_s_answer() -> None:
         assert opened.opened == 2
 
     with_kept_connections(scenario)
+
+
+def test_bytes_that_arrive_as_the_next_request_begins_are_not_its_answer() -> None:
+    async def scenario(opened: KeepingPeer, connections: HttpConnections) -> None:
+        await fetch(connections, "/1")
+        opened.writers[0].write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong")
+        await fetch(connections, "/2")
+        assert opened.asked == [(1, "GET /1"), (2, "GET /2")]
+
+    with_kept_connections(scenario)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("is_closed", [False, True], ids=["stopped", "closed"])
+def test_idle_connections_of_another_loop_do_not_count(is_closed: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connections = HttpConnections(Endpoint("127.0.0.1", listening.getsockname()[1], tls=False), None, max_kept=1)
+
+        async def use() -> KeepingPeer:
+            opened = KeepingPeer()
+            async with await asyncio.start_server(opened.serve, sock=listening.dup()) as server:
+                for target in ("/1", "/2"):
+                    await fetch(connections, target)
+                server.close()
+            return opened
+
+        earlier = asyncio.new_event_loop()
+        earlier.run_until_complete(use())
+        if is_closed:
+            earlier.close()
+        assert asyncio.run(use()).opened == 1
+        assert len(connections._kept) == (not is_closed)
+        if not is_closed:
+            earlier.run_until_complete(connections.close())
+            earlier.close()
+        gc.collect()
 
 
 @pytest.mark.parametrize(("target", "idle_s"), [("/1", 0.05), ("/brief", 60.0)], ids=["ours", "of the server"])

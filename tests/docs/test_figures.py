@@ -235,6 +235,7 @@ FIGURES: Final[dict[str, Figures]] = {
         ("| 20 | {} responses a second |", count(peer_limits.BY_KEY.per_second)),
         ("| 100 | {} responses a second |", count(peer_limits.BY_ADDRESS.per_second)),
         ("responses a second | after {} more |", count(peer_limits._MOST_DEBT)),
+        ("The limiter remembers {} addresses", count(peer_limits._MOST_BUCKETS)),
         ("each with {} peers, against", count(test_hostile_peers.CONNECTIONS)),
         ("runs {} kinds of attack", count(len(test_hostile_peers.HOSTILE))),
         ("real process; {} kinds run over", count(len(test_hostile_peers.OVER_TLS))),
@@ -358,6 +359,7 @@ FIGURES: Final[dict[str, Figures]] = {
         ("read again: a URL at most {}", seconds(jwt._URL_PAUSE_S)),
         ("at least {} apart", seconds(jwt._URL_PAUSE_S)),
         ("is limited to {}, and must arrive within {}", size(jwt.MAX_BYTES), seconds(jwt.TIMEOUT_S)),
+        ("a file that has not ended after {} is abandoned", seconds(jwt._FILE_TIMEOUT_S)),
     ],
     "docs/how-to/know-what-it-costs.md": [
         ("the size of one, on average | {} |", count(FORECAST.message_bytes)),

@@ -109,7 +109,8 @@ def test_e5_issuer_whose_tokens_an_address_has_shown_is_known_there(contoso: Run
         try:
             assert client.put_token("sb://localhost/orders", token, node).status == 202
         finally:
-            guesses._buckets.clear()
+            guesses._paid.clear()
+            guesses._owing.clear()
 
 
 def test_jwt_is_refused_without_a_configured_issuer() -> None:

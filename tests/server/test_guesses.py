@@ -163,8 +163,33 @@ def test_e5_memory_for_guesses_is_bounded() -> None:
     for number in range(20_000):
         guesses.failed(f"address {number}", "key", "amqp", WRONG)
         guesses.succeeded(f"address {number}", "key")
-    assert len(guesses._buckets) <= 10_000
+    assert len(guesses._paid) + len(guesses._owing) <= 10_000
     assert len(guesses._known) <= 10_000
+
+
+def test_e5_failures_from_many_networks_do_not_forgive_a_guesser() -> None:
+    clock = Clock()
+    guesses = LoginLimiter(clock)
+    for _ in range(int(BY_KEY.burst) + 8):
+        guesses.failed("1.2.3.4", "key", "amqp", WRONG)
+    for number in range(10_000):
+        guesses.failed(f"address {number}", "key", "amqp", WRONG)
+    with pytest.raises(ServerBusyError):
+        guesses.check("1.2.3.4", "key", "amqp")
+
+
+def test_e5_full_buckets_are_forgotten_first() -> None:
+    clock = Clock()
+    guesses = LoginLimiter(clock)
+    for _ in range(int(BY_KEY.burst)):
+        guesses.failed("1.2.3.4", "key", "amqp", WRONG)
+    for number in range(4_000):
+        guesses.failed(f"early {number}", "key", "amqp", WRONG)
+    clock.now_s += 2  # each of these has paid its failure back, and the first address 4 of 20
+    for number in range(4_000):
+        guesses.failed(f"late {number}", "key", "amqp", WRONG)
+    refused = [guesses.failed("1.2.3.4", "key", "amqp", WRONG).delay_s for _ in range(5)]
+    assert [delay_s > 0 for delay_s in refused] == [False, False, False, False, True]
 
 
 @pytest.fixture

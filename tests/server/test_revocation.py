@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -167,6 +168,10 @@ def http_status(served: Served, authorization: str) -> int:
 
 def remove_issuer_key(served: Served) -> None:
     publish(served._data.parent, SPARE, key_id="spare")
+
+
+def remove_every_issuer_key(served: Served) -> None:
+    publish(served._data.parent)
 
 
 def replace_issuer_key(served: Served) -> None:
@@ -464,6 +469,7 @@ CASES: Final = [
     *((way, namespace_key, change) for way in NAMESPACE_WAYS for change in (delete_key, regenerate_key)),
     *((way, entity_key, change) for way in ENTITY_WAYS for change in (delete_entity_key, regenerate_entity_key)),
     *((way, issuer_key, change) for way in ISSUER_WAYS for change in (remove_issuer_key, replace_issuer_key)),
+    (by_jwt, issuer_key, remove_every_issuer_key),
 ]
 
 
@@ -483,6 +489,36 @@ def test_e5_revoked_key_ends_what_it_has_opened_within_five_seconds(
         assert time.monotonic() - began < WITHIN_S
         with pytest.raises(RefusedError):
             way(served, stack)
+
+
+@pytest.mark.slow
+def test_e5_key_file_that_becomes_a_pipe_is_reported_and_does_not_keep_the_process(tmp_path: Path) -> None:
+    publish(tmp_path, APP)
+    options = ("--jwt-issuer", ISSUER, "--jwt-keys", str(tmp_path / KEY_FILE))
+
+    def replace_by_pipe() -> None:
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "pipe").replace(tmp_path / KEY_FILE)
+
+    with Served(tmp_path / "contoso", *options) as served:
+        asyncio.run(prepare(served))
+        replace_by_pipe()
+        eventually(lambda: "component signing-keys is stuck: the issuer's keys cannot be read" in health(served))
+        assert http_status(served, jwt_token()) == 200
+        publish(tmp_path)
+        eventually(lambda: http_status(served, jwt_token()) == 401)
+        eventually(lambda: '"ok"' in health(served))
+        replace_by_pipe()
+        eventually(lambda: '"degraded"' in health(served))
+        served.stop()
+
+
+def health(served: Served) -> str:
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=DEADLINE_S)
+    connection.request("GET", "/health")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return text
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ MAX_SILENCE_S: Final[Mapping[str, float]] = {
     "scrubber": 60.0,
     "side-buffer": 60.0,
     "side-buffer disk": 10.0,
-    "signing-keys": 60.0,
+    "signing-keys": 15.0,  # a read is abandoned after 12 seconds at most
     "watchdog": 10.0,
 }
 """Time between two heartbeats of a component after which it counts as hung: generous, for busy machines."""

@@ -10,12 +10,15 @@ import logging
 import math
 import os
 import re
+import stat
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final, Protocol, Self, TypeAlias
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -56,6 +59,13 @@ _URL_PAUSE_S: Final = 60.0
 """Any peer can send tokens with unknown key ids; this limits the load on the issuer."""
 _FILE_REFRESH_S: Final = 2.0
 _FILE_PAUSE_S: Final = 1.0
+_FILE_TIMEOUT_S: Final = 5.0
+_URL_SLACK_S: Final = 2.0
+"""Time for a URL beyond its timeout, which usually ends a read with a more precise error."""
+_RETRY_S: Final = 60.0
+"""The interval at which a URL is read again after a failure."""
+_MAX_DOUBLINGS: Final = 12
+"""While reads hang, the interval between new ones doubles, up to about an hour: each may leave a thread behind."""
 _LEAST_RSA_BITS: Final = 2_048
 
 PublicKey: TypeAlias = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey | Ed448PublicKey
@@ -94,20 +104,83 @@ class _Source(Protocol):
     """The longest interval between two reads."""
     pause_s: float
     """The shortest one."""
+    deadline_s: float
+    """The time after which a read is abandoned."""
 
-    def read(self) -> bytes | None:
-        """Return the current content, or ``None`` if it is unchanged."""
+    def read(self) -> bytes:
+        """Return the current content."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A key document that was parsed."""
+
+    content: bytes
+    keys: tuple[SigningKey, ...]
+
+
+class _Reader:
+    """Reads a source on daemon threads, and abandons reads that hang.
+
+    A thread that waits for a dead mount cannot be cancelled. Nothing waits for it: the process can end, the next read
+    may succeed, and the result of an abandoned one is dropped.
+    """
+
+    def __init__(self, source: _Source) -> None:
+        self.source = source
+        self._open: list[Future[_Document]] = []
+        self._next_s = 0.0
+
+    @property
+    def hangs(self) -> bool:
+        """Return whether a read has not ended yet."""
+        self._open = [each for each in self._open if not each.done()]
+        return bool(self._open)
+
+    async def read(self, known: _Document | None = None) -> _Document:
+        """Return the current document, which is ``known`` if it is unchanged; raises ``SigningKeysError``."""
+        if self.hangs and time.monotonic() < self._next_s:
+            raise self._timeout()
+        outcome: Future[_Document] = Future()
+        outcome.set_running_or_notify_cancel()
+        args = (self.source, known, outcome)
+        Thread(target=_run, args=args, name="pairbus-signing-keys", daemon=True).start()
+        self._open.append(outcome)
+        self._next_s = time.monotonic() + 2.0 ** min(len(self._open), _MAX_DOUBLINGS)
+        waiting = asyncio.wrap_future(outcome)
+        try:
+            await asyncio.wait([waiting], timeout=self.source.deadline_s)
+            if not waiting.done():
+                raise self._timeout()
+            return waiting.result()
+        finally:
+            waiting.cancel()  # without effect if it is done
+
+    def _timeout(self) -> SigningKeysError:
+        return SigningKeysError(
+            f"no signing keys from {self.source}: the read has not ended within {self.source.deadline_s:g} s"
+        )
+
+
+def _run(source: _Source, known: _Document | None, outcome: Future[_Document]) -> None:
+    try:
+        document = _read_document(source, known)
+    except BaseException as error:  # noqa: BLE001 (it is raised by outcome.result())
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(document)
 
 
 class SigningKeys:
     """The keys in an issuer's key document. It is read again at intervals, and when a token names an unknown key.
 
-    It is read on another thread, so that the loop does not block; if that fails, the keys stay unchanged.
+    It is read on another thread, so that the loop does not block. If that fails, or the document is malformed, the keys
+    stay unchanged. A valid document without keys revokes all.
     """
 
-    def __init__(self, source: _Source, keys: tuple[SigningKey, ...], refresh_s: float, pause_s: float) -> None:
-        self._source = source
-        self._keys = keys
+    def __init__(self, reader: _Reader, document: _Document, refresh_s: float, pause_s: float) -> None:
+        self._reader = reader
+        self._document = document
         self._failure = ""
         """The error of the last read; empty if it succeeded."""
         self.on_changed: Callbacks[[]] = Callbacks()
@@ -128,18 +201,20 @@ class SigningKeys:
         ``pause_s`` is the minimum interval between reads: a minute for a URL.
         """
         opened = _open(source, timeout_s)
-        keys = await asyncio.to_thread(_read_keys, opened)
-        return cls(opened, keys or (), min(refresh_s, opened.refresh_s), opened.pause_s if pause_s is None else pause_s)
+        reader = _Reader(opened)
+        document = await reader.read()
+        _warn_of_no_keys(opened, document)
+        return cls(reader, document, min(refresh_s, opened.refresh_s), opened.pause_s if pause_s is None else pause_s)
 
     def find(self, key_id: str | None) -> SigningKey | None:
         """Return the key of that id. A token may omit the id if there is only one key."""
         if key_id is None:
-            return self._keys[0] if len(self._keys) == 1 else None
-        return next((key for key in self._keys if key.key_id == key_id), None)
+            return self._document.keys[0] if len(self._document.keys) == 1 else None
+        return next((key for key in self._document.keys if key.key_id == key_id), None)
 
     def trusts(self, fingerprint: str) -> bool:
         """Return whether the key with this fingerprint is still one of the issuer's."""
-        return any(key.fingerprint == fingerprint for key in self._keys)
+        return any(key.fingerprint == fingerprint for key in self._document.keys)
 
     def wanted(self) -> None:
         """Request another read because a token names an unknown key: the issuer may have a new one."""
@@ -150,17 +225,24 @@ class SigningKeys:
         self._task.start()
 
     def problem(self) -> Problem | None:
-        """Return why the keys are not read any more; ``None`` while they are."""
-        return self._task.problem()
+        """Return why the keys are not read any more; ``None`` while they are.
+
+        The reason names neither the source, which may contain a secret, nor the error, which may name the source.
+        """
+        if (problem := self._task.problem()) is not None or not self._failure:
+            return problem
+        cause = "reading the issuer's keys hangs" if self._reader.hangs else "the issuer's keys cannot be read"
+        return Problem(reason=f"{cause}; keys that were removed since still count (see the log)", is_stuck=True)
 
     def stop(self) -> None:
         self._task.stop()
 
     async def _run(self) -> None:
         while True:
-            self.heartbeat.beat(self._refresh_s)
+            refresh_s = min(self._refresh_s, _RETRY_S) if self._failure else self._refresh_s
+            self.heartbeat.beat(refresh_s)
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, self._refresh_s - self._pause_s)):
+                async with asyncio.timeout(max(0.0, refresh_s - self._pause_s)):
                     await self._is_wanted.wait()
             self._is_wanted.clear()
             self.heartbeat.beat()
@@ -169,16 +251,24 @@ class SigningKeys:
 
     async def _refresh(self) -> None:
         try:
-            keys = await self.heartbeat.in_thread(_read_keys, self._source)
+            with self.heartbeat.waiting_for_thread():
+                document = await self._reader.read(self._document)
         except Exception as error:  # noqa: BLE001 (any error: without this task no new key would ever be found)
-            if str(error) != self._failure:  # a file is looked at often
-                _log.warning('signing keys not refreshed source=%s error="%s"', self._source, error)
-            self._failure = str(error)
+            failure = str(error) or type(error).__name__
+            if failure != self._failure:  # a file is looked at often
+                _log.warning('signing keys not refreshed source=%s error="%s"', self._reader.source, failure)
+            self._failure = failure
             return
         self._failure = ""
-        if keys is not None and keys != self._keys:
-            self._keys = keys
+        before, self._document = self._document, document
+        if document.keys != before.keys:
+            _warn_of_no_keys(self._reader.source, document)
             self.on_changed()
+
+
+def _warn_of_no_keys(source: _Source, document: _Document) -> None:
+    if not document.keys:
+        _log.warning("no usable signing keys, all tokens of the issuer are rejected source=%s", source)
 
 
 # Sources of keys.
@@ -187,23 +277,25 @@ class SigningKeys:
 class _File:
     refresh_s = _FILE_REFRESH_S
     pause_s = _FILE_PAUSE_S
+    deadline_s = _FILE_TIMEOUT_S
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return str(self._path)
 
-    def read(self) -> bytes | None:
-        with self._path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if stamp == self._stamp:
-                return None
-            content = file.read(MAX_BYTES + 1)
-        self._stamp = stamp
-        return content
+    def read(self) -> bytes:
+        # The whole file, even if its times and size are the same: copies may keep those.
+        with open(self._path, "rb", opener=_open_nonblocking) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(f"'{self._path}' is not a regular file")
+            return file.read(MAX_BYTES + 1)
+
+
+def _open_nonblocking(path: str, flags: int) -> int:
+    """Open a file; opening a FIFO does not wait for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class _Url:
@@ -213,6 +305,7 @@ class _Url:
     def __init__(self, url: str, timeout_s: float, *, is_loopback: bool) -> None:
         self._url = url
         self._timeout_s = timeout_s
+        self.deadline_s = timeout_s + _URL_SLACK_S
         self._opener = OpenerDirector()
         for handler in (
             ProxyHandler({} if is_loopback else None),
@@ -266,16 +359,21 @@ def _is_loopback(host: str) -> bool:
 # Parsing of key documents (RFC 7517).
 
 
-def _read_keys(source: _Source) -> tuple[SigningKey, ...] | None:
+def _read_document(source: _Source, known: _Document | None) -> _Document:
     try:
         content = source.read()
-        return None if content is None else parse_keys(content)
+        if known is not None and content == known.content:
+            return known
+        return _Document(content, parse_keys(content))
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise SigningKeysError(f"no signing keys from {source}: {error}") from error
 
 
 def parse_keys(content: bytes) -> tuple[SigningKey, ...]:
-    """Return the keys of a JWKS document that can verify signatures; raises ``SigningKeysError`` if there is none."""
+    """Return the keys of a JWKS document that can verify signatures, possibly none.
+
+    Raises ``SigningKeysError`` if it is malformed.
+    """
     if len(content) > MAX_BYTES:
         raise SigningKeysError(f"the document is larger than {MAX_BYTES:,} bytes")
     try:
@@ -285,10 +383,7 @@ def parse_keys(content: bytes) -> tuple[SigningKey, ...]:
     members = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(members, list):
         raise SigningKeysError("the document has no list 'keys'")
-    keys = tuple(key for member in members if (key := _parse_key(member)) is not None)
-    if not keys:
-        raise SigningKeysError("the document lists no public key that can verify tokens")
-    return keys
+    return tuple(key for member in members if (key := _parse_key(member)) is not None)
 
 
 def _parse_key(member: object) -> SigningKey | None:

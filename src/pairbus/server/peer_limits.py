@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -79,6 +80,8 @@ _MOST_DEBT: Final = 8.0
 """Failures beyond the rate that are answered with a delay; further attempts are refused unchecked."""
 _MOST_BUCKETS: Final = 10_000
 _MOST_KNOWN: Final = 10_000
+_SWEEP_S: Final = 1.0
+"""The minimum interval between two searches for full buckets, each of which takes milliseconds."""
 
 
 class LoginRate(NamedTuple):
@@ -92,6 +95,17 @@ BY_KEY: Final = LoginRate(20, 2)
 """For one address with one key name: a client that retries with an old key is not slowed down by much."""
 BY_ADDRESS: Final = LoginRate(100, 10)
 """For one address with any names."""
+
+
+class _Bucket(NamedTuple):
+    """The rest of a burst, negative for a debt, at a time."""
+
+    left: float
+    at_s: float
+    rate: LoginRate
+
+    def left_at(self, now_s: float) -> float:
+        return min(self.rate.burst, self.left + (now_s - self.at_s) * self.rate.per_second)
 
 
 class _Counted(NamedTuple):
@@ -149,8 +163,11 @@ class LoginLimiter:
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._buckets: dict[_Counted, tuple[float, float]] = {}
-        """The rest of the burst, negative for a debt, and its time; least recent first."""
+        self._paid: dict[_Counted, _Bucket] = {}
+        """Buckets without a debt when they were used last; least recent first."""
+        self._owing: dict[_Counted, _Bucket] = {}
+        """Buckets with one; least recent first."""
+        self._swept_s = -math.inf
         self._known: dict[_Counted, None] = {}
         """The addresses of successful logins, with their keys; least recent first."""
         self.failed_counts: Counter[str] = Counter()
@@ -199,18 +216,38 @@ class LoginLimiter:
 
     def _take(self, counted: _Counted, rate: LoginRate) -> float:
         left = self._left(counted, rate) - 1
-        self._buckets.pop(counted, None)
-        self._buckets[counted] = left, self._now_s()
-        if len(self._buckets) > _MOST_BUCKETS:
-            del self._buckets[next(iter(self._buckets))]
+        self._paid.pop(counted, None)
+        self._owing.pop(counted, None)
+        buckets = self._paid if left >= 0 else self._owing
+        buckets[counted] = _Bucket(left, self._now_s(), rate)
+        self._evict()
         return max(0.0, -left / rate.per_second)
+
+    def _evict(self) -> None:
+        """Bound the memory: forget full buckets first, and those with a debt last.
+
+        Otherwise failures from many networks would forgive a client that guesses.
+        """
+        if len(self._paid) + len(self._owing) <= _MOST_BUCKETS:
+            return
+        now_s = self._now_s()
+        if now_s - self._swept_s >= _SWEEP_S:
+            self._swept_s = now_s
+            self._paid, self._owing = _not_full(self._paid, now_s), _not_full(self._owing, now_s)
+        while len(self._paid) + len(self._owing) > _MOST_BUCKETS:
+            buckets = self._paid or self._owing
+            del buckets[next(iter(buckets))]
 
     def _is_spent(self, counted: _Counted, rate: LoginRate) -> bool:
         return self._left(counted, rate) <= -_MOST_DEBT
 
     def _left(self, counted: _Counted, rate: LoginRate) -> float:
-        left, at_s = self._buckets.get(counted, (rate.burst, 0.0))
-        return min(rate.burst, left + (self._now_s() - at_s) * rate.per_second)
+        bucket = self._owing.get(counted) or self._paid.get(counted)
+        return rate.burst if bucket is None else bucket.left_at(self._now_s())
+
+
+def _not_full(buckets: dict[_Counted, _Bucket], now_s: float) -> dict[_Counted, _Bucket]:
+    return {counted: each for counted, each in buckets.items() if each.left_at(now_s) < each.rate.burst}
 
 
 def _busy() -> ServerBusyError:

@@ -142,8 +142,9 @@ class HttpConnections:
         except BaseException:  # if the caller was cancelled, the response may still arrive: no other caller may get it
             await connection.close()
             raise
-        if len(self._kept) < self._max_kept and connection.is_reusable():
-            self._kept[connection] = end = asyncio.get_running_loop().create_task(self._end(connection))
+        loop = asyncio.get_running_loop()
+        if len(self._kept_by(loop)) < self._max_kept and connection.is_reusable():
+            self._kept[connection] = end = loop.create_task(self._end(connection))
             end.add_done_callback(lambda _end: self._ended(connection))
         else:
             await connection.close()
@@ -152,7 +153,7 @@ class HttpConnections:
     async def _take(self) -> _Connection | None:
         """Return the open connection that was used last; ``None`` if there is none."""
         loop = asyncio.get_running_loop()
-        while mine := [each for each, end in self._kept.items() if end.get_loop() is loop]:
+        while mine := self._kept_by(loop):
             connection = mine[-1]
             end = self._kept.pop(connection)
             end.cancel()
@@ -161,10 +162,18 @@ class HttpConnections:
             except asyncio.CancelledError:
                 connection.abort()
                 raise
-            if end.cancelled() and connection.is_open:
+            if end.cancelled() and connection.is_silent():
                 return connection
             await connection.close()
         return None
+
+    def _kept_by(self, loop: asyncio.AbstractEventLoop) -> list[_Connection]:
+        """Return the idle connections of a loop, and forget those of loops that were closed without ending tasks."""
+        kept = [*self._kept.items()]
+        for connection, end in kept:
+            if end.get_loop().is_closed():
+                self._kept.pop(connection, None)
+        return [connection for connection, end in kept if end.get_loop() is loop]
 
     async def _end(self, connection: _Connection) -> None:
         """Wait until an idle connection is to be closed: the server closes it, or it was unused for a while.
@@ -182,7 +191,7 @@ class HttpConnections:
 
 
 class _StaleConnectionError(Exception):
-    """The connection was lost before a response began."""
+    """The connection was lost before a response to its request began."""
 
     def __init__(self, cause: MessagingCommunicationError) -> None:
         super().__init__(str(cause))
@@ -202,9 +211,22 @@ class _Connection:
         self.keep_alive_s = IDLE_S
         """For how long the server keeps it, as far as it says so."""
 
-    @property
-    def is_open(self) -> bool:
-        return self._reader is not None and not self._reader.at_eof() and self._reader.exception() is None
+    def is_silent(self) -> bool:
+        """Return whether an idle connection is open and the server has sent nothing unasked. If not, it is of no use.
+
+        A ``StreamReader`` does not say what it has buffered, but reading returns without suspending if there is
+        anything. So this runs the first step of a read, and nothing can arrive between the answer and the next request.
+        """
+        if self._reader is None:
+            return False
+        reading = self._reader.read(1)
+        try:
+            reading.send(None)
+        except Exception:  # noqa: BLE001 (StopIteration with data or the end; or the error that has ended it)
+            return False
+        finally:
+            reading.close()
+        return True
 
     async def read_unasked(self) -> None:
         """Wait until the server closes an idle connection, or sends an unsolicited response."""
@@ -224,6 +246,7 @@ class _Connection:
         self, request: HttpRequest, tls: ssl.SSLContext | None, max_bytes: int, on_connected: Callable[[], None]
     ) -> HttpResponse:
         data = self._encoded(request)
+        is_reused = self._writer is not None
         if self._writer is None or self._reader is None:
             self._reader, self._writer = await _connect(self._endpoint, tls)
         answer = _Answer(self._endpoint, self._protocol, max_bytes)
@@ -237,6 +260,11 @@ class _Connection:
             if answer.has_begun:
                 raise lost from error
             raise _StaleConnectionError(lost) from error
+        if is_reused and response.status == HTTPStatus.REQUEST_TIMEOUT:
+            # It may have been on its way before the request: the server gave up waiting for one.
+            raise _StaleConnectionError(
+                MessagingCommunicationError(f"{self._endpoint} responded with 408 Request Timeout on a kept connection")
+            )
         if answer.keep_alive_s is not None:
             self.keep_alive_s = answer.keep_alive_s
         return response
