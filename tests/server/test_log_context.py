@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 
 import pytest
-from azure.servicebus import ServiceBusClient
 
 from pairbus.server.access import shown_path
 from pairbus.server.host import NamespaceHost
@@ -139,19 +138,6 @@ def test_protocol_violation_names_the_connection(namespace: RunningNamespace, ca
         client.until_hung_up()
     violation = line(caplog, "protocol violation")
     assert re.match(rf"protocol violation, connection closed {PEER} container=app-1 key={ROOT} error=", violation)
-
-
-def test_peek_with_the_azure_sdk_is_no_protocol_violation(
-    namespace: RunningNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The SDK for Python detaches a link of the session that it has just ended."""
-    with (
-        ServiceBusClient.from_connection_string(namespace.connection_string) as client,
-        client.get_queue_receiver("orders") as receiver,
-    ):
-        assert receiver.peek_messages(1) == []
-    line(caplog, "connection closed by")
-    assert not [each for each in caplog.messages if each.startswith("protocol violation")]
 
 
 def test_refused_token_names_the_entity_and_the_claimed_key(

@@ -111,8 +111,6 @@ class Connection(Host):
         self.sessions: dict[int, Session] = {}
         """The sessions by our channel."""
         self._remote_sessions: dict[int, Session] = {}
-        self._ended_channels: set[int] = set()
-        """The peer's channels whose session it has ended, until it begins another; at most ``channel_max`` + 1."""
         self._channels = NumberPool()
         self._buffer = FrameBuffer(configuration.max_frame_size)
         self._writer = FrameWriter()
@@ -396,8 +394,6 @@ class Connection(Host):
             event = self._receive_close(performative)
         elif code == Frame.BEGIN:
             event = self._receive_begin(channel, performative)
-        elif self._is_late(channel, Frame(code)):
-            return
         else:
             self._receive_for_session(self._mapped(channel, Frame(code)), performative, events)
             return
@@ -443,7 +439,6 @@ class Connection(Host):
                 )
             session = answered
         self._remote_sessions[channel] = session
-        self._ended_channels.discard(channel)
         session.receive_begin(channel, performative)
         return SessionBegun(session, performative)
 
@@ -477,7 +472,6 @@ class Connection(Host):
     def _receive_end(self, session: Session, performative: End) -> SessionEnded | None:
         session.receive_end()
         del self._remote_sessions[session.remote_channel]
-        self._ended_channels.add(session.remote_channel)
         self._release(session)
         if session.end_reported:
             return None
@@ -491,10 +485,6 @@ class Connection(Host):
         return SessionEnded(session, reason, error)
 
     # Sessions.
-
-    def _is_late(self, channel: int, frame: Frame) -> bool:
-        """Return whether to ignore a frame, because the peer has ended its session."""
-        return channel in self._ended_channels and (SessionState.ENDED, frame) in SESSION
 
     def _mapped(self, channel: int, frame: Frame) -> Session:
         session = self._remote_sessions.get(channel)

@@ -89,9 +89,7 @@ CONNECTION: Final[dict[tuple[int, int], ConnectionState]] = {
     (ConnectionState.OPENED, Frame.CLOSE): ConnectionState.CLOSED,
 }
 
-# Part 2.5.1 and 2.5.2: begin maps a session to a channel, end unmaps it. After an end, some clients still send what was
-# under way, such as the detaches of their links. These frames need no answer and are ignored until the next begin; a
-# transfer or an attach would need one.
+# Part 2.5.1 and 2.5.2: begin maps a session to a channel, end unmaps it.
 SESSION: Final[dict[tuple[int, int], SessionState]] = {
     (SessionState.UNMAPPED, Frame.BEGIN): SessionState.MAPPED,
     (SessionState.MAPPED, Frame.ATTACH): SessionState.MAPPED,
@@ -100,9 +98,6 @@ SESSION: Final[dict[tuple[int, int], SessionState]] = {
     (SessionState.MAPPED, Frame.DISPOSITION): SessionState.MAPPED,
     (SessionState.MAPPED, Frame.DETACH): SessionState.MAPPED,
     (SessionState.MAPPED, Frame.END): SessionState.ENDED,
-    (SessionState.ENDED, Frame.FLOW): SessionState.ENDED,
-    (SessionState.ENDED, Frame.DISPOSITION): SessionState.ENDED,
-    (SessionState.ENDED, Frame.DETACH): SessionState.ENDED,
 }
 
 # Part 2.6.3 to 2.6.6: attach maps a link to a handle, detach unmaps it.
