@@ -99,7 +99,7 @@ def test_d3_bill_without_the_secondary_ledger_does_not_claim_that_nothing_was_di
     spark: SparkSession, ledgers: tuple[Path, Path]
 ) -> None:
     reported = invoke("--ledger", ledgers[0])
-    assert "1,000,000 messages were restored from a backlog; the ledger of the secondary has the" in reported.stdout
+    assert "1,000,000 messages were restored from a backlog; the secondary's ledger has the" in reported.stdout
     assert "No message was diverted" not in reported.stdout
 
 

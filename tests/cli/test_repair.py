@@ -48,7 +48,7 @@ def test_damaged_directory_exits_with_3_and_lists_what_is_lost(data: Path, tmp_p
     damage(data)
     code, output = run("--data", data, "--to", tmp_path / "new")
     assert code == 3
-    assert "lost entity='orders' sequence=42 message_id='id 41' damaged=body" in output
+    assert 'lost entity=orders sequence=42 message_id="id 41" damaged=body' in output
 
 
 def test_json_has_counts_and_sequence_numbers(data: Path, tmp_path: Path) -> None:

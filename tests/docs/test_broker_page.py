@@ -169,6 +169,7 @@ class Caller:
             "rules": lambda: [KEY] * random.randrange(3),
             "rule": lambda: random.choice([None, self.rule()]),
             "sequence": lambda: random.randrange(1, 12),
+            "entity_id": lambda: random.randrange(1, 12),
             "sequences": lambda: [random.randrange(1, 12)],
             "session_id": lambda: random.choice([None, "a", "b", "much too long"]),
             "session_token": lambda: random.choice([None, b"nobody", *self.session_tokens[-3:]]),
@@ -329,7 +330,7 @@ def test_argument_of_the_wrong_type_is_refused(operation: str, argument: str) ->
     grant = namespace.accept_session(Address.of("sessions"), "a", now_ms)
     assert grant is not None
     good: dict[str, Any] = {
-        "address": queue, "addresses": [queue], "description": QueueDescription(), "from_sequence": 0,
+        "address": queue, "addresses": [queue], "description": QueueDescription(), "entity_id": 1, "from_sequence": 0,
         "key_name": "root",
         "lock_token": delivery.lock_token, "max_count": 1, "messages": [], "name": "new", "now_ms": now_ms,
         "operations": [], "path": "new", "rule": None, "rules": [KEY], "sequence": 1, "sequences": [],

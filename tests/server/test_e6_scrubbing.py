@@ -140,7 +140,7 @@ def test_e6_zeroed_page_costs_only_the_messages_on_it(
     assert "run pairbus repair" in line
     assert f" page={damaged_pages[0]} " in line
     assert "referred_from" not in line
-    assert ("entity='orders'" in line) == (kind == keys.RECORD)
+    assert (" entity=orders " in line) == (kind == keys.RECORD)
 
 
 @pytest.mark.parametrize("page", ["meta", "root", "end"])

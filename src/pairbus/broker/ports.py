@@ -15,7 +15,7 @@ from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDes
 from pairbus.broker.message import Address, QueueId, Record
 
 Location: TypeAlias = tuple[tuple[str, str | int | None], ...]
-"""Where the store keeps something, as facts: names with their values."""
+"""A place in the store, as facts: names with their values."""
 
 
 class Records(Protocol):

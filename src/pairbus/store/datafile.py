@@ -287,7 +287,7 @@ class DataFile:
         return [_META for number in changed if is_durable or number != written]
 
     def _is_of(self, transaction: int, data: bytes, before: bytes) -> bool:
-        """Return whether a meta page is that of a commit, as far as it can be told."""
+        """Return whether a meta page is that of a commit, as far as its fields show."""
         meta, most = read_meta(before[:_UNWRITTEN_BYTES] + data[_UNWRITTEN_BYTES:]), self._max_bytes
         is_plausible = meta.page_bytes == self._page_bytes and meta.used_pages <= meta.last_page + 1
         return is_plausible and meta.transaction == transaction and (meta.last_page + 1) * self._page_bytes <= most
