@@ -158,11 +158,11 @@ def test_e5_oldest_connection_is_closed_whatever_its_phase() -> None:
     """Otherwise a flood of silent connections closes every client that has not sent its first byte yet."""
     with running_namespace(queues=["orders"], max_connections=3) as contoso, connect(contoso), ExitStack() as stack:
         peers: list[socket.socket] = []
+        in_protocol = contoso._running._running.services.unproven
         for data in (half_an_exchange(contoso), silence(contoso)):
             peers.append(stack.enter_context(socket.create_connection(("127.0.0.1", contoso.port), DEADLINE_S)))
             peers[-1].sendall(data)
             # The first one has its protocol then, which counts its age, and the second one is silent.
-            in_protocol = contoso._running._running.services.unproven
             eventually(lambda: (unproven_count(contoso), len(in_protocol)) == (len(peers), 1))
         with connect(contoso) as second:
             second.sender("orders")
