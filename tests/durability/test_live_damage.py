@@ -412,7 +412,8 @@ def browse(factory: MessagingFactory, path: str) -> list[ReceivedMessage]:
 def check_repaired(path: Path, repaired: Path, intact: set[str]) -> None:
     """Check that a repair of a directory brings back all undamaged messages, and serves them."""
     command = [sys.executable, "-m", "pairbus.cli.main", "repair", "--data", path, "--to", repaired]
-    assert subprocess.run([*map(str, command)], capture_output=True, check=False).returncode == 3
+    done = subprocess.run([*map(str, command)], capture_output=True, check=False)
+    assert done.returncode in {0, 3}  # 0 if everything that is lost was quarantined before
     with (
         served_process(path.parent, "--data", repaired) as served,
         MessagingFactory.from_connection_string(served.connection_string) as factory,

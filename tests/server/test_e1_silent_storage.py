@@ -86,7 +86,7 @@ def timed_out(served: ServedProcess, drain_s: float) -> tuple[str, int]:
     """
     (line,) = served.lines("stop timed out")
     found = re.fullmatch(
-        r'stop timed out namespace=contoso reason="storage does not answer" abandoned="([^"]*)"'
+        r'stop timed out namespace=contoso reason="storage does not answer" abandoned="?([^"]*?)"?'
         r" unconfirmed_sends=(\d+) seconds=([0-9.]+)",
         line,
     )
