@@ -61,7 +61,7 @@ PUBLIC_KEY: Final = "PAIRBUS_SERVE_KEY=SAS_KEY_VALUE pairbus serve"
 """The emulator's key is no secret: commands with it may print it."""
 
 READ_BY_PROGRAMS: Final = {DOCS / "tutorial" / "first-messages.md", DOCS / "tutorial" / "survive-an-outage.md"}
-"""The scripts of these pages read the output of the server, so that it is shown to nobody."""
+"""The scripts of these pages read the output of the server, so it is not displayed."""
 
 NEEDS_BASH: Final = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash to type it into")
 

@@ -65,7 +65,7 @@ def test_e1_driver_that_is_killed_and_restarted_delivers_everything(
                     print(f"killed after {len(running.batches)} batches")
             async with driver(strings, tmp_path, queues=QUEUES, max_messages=BATCH, once=True) as running:
                 assert await running.ended() == 0
-            assert await sent_messages.check(primary) <= KILLS * BATCH  # what was being brought home
+            assert await sent_messages.check(primary) <= KILLS * BATCH  # messages that were being delivered
             assert await depth(secondary, queues) == 0
 
     play(scenario())

@@ -427,7 +427,7 @@ EFFECTS: Final = {
         )
     },
 }
-"""What the kinds do that the tests above do not cover, and quarantines, which the next one does."""
+"""The effects of the other kinds; quarantines have a test of their own below."""
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 FAULT_SEEDS: Final = range(64)
 DISK_SEEDS: Final = range(64, 80)
 LIMIT_S: Final = 0.1
-"""How long a commit may take before the storage stalls."""
+"""Time that a commit may take before the storage stalls."""
 
 LONG_LIMIT_S: Final = 2.0
 """The same for a disk that is not meant to stall, so that a send is refused or diverted for its trouble only."""
@@ -105,7 +105,7 @@ SHOWN_BY: Final = {
 
 STALLS: Final = frozenset({Trouble.FROZEN, Trouble.SLOW})
 SENT: Final = {Trouble.FULL: (20, LARGE), Trouble.FAILING: (20, LARGE)}
-"""How many messages at once, and of what size, find the troubles that not every send meets."""
+"""Numbers and sizes of messages that meet troubles which not every send meets."""
 
 
 def gauge(namespace: RunningNamespace, name: str) -> float:

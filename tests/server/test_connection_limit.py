@@ -283,7 +283,7 @@ def test_e5_evicted_connection_no_longer_counts_for_its_address(say: Callable[[R
 
 
 FREE: Final = 10
-"""How many more descriptors the server may open."""
+"""Number of descriptors that the server may still open."""
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ CLIENTS: Final = {
             report()
 """,
 }
-"""What a loud client repeats, in each of its tasks."""
+"""The call that each task of a loud client repeats."""
 
 SCRIPT: Final = """
 import asyncio

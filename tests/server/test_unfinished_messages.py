@@ -30,7 +30,7 @@ from tests.wire.pair import frame
 
 PEERS: Final = 100
 UNFINISHED_BYTES: Final = 16 * MEGABYTE
-"""What each peer sends, if it may."""
+"""The bytes that each peer sends, unless it is stopped."""
 
 AT_ONCE_BYTES: Final = ConnectionLimits().unproven_total_bytes + 8 * MEGABYTE
 """They send 1.6 GB; the process grows by some 30 MB, until they have been closed."""

@@ -153,9 +153,9 @@ class LmdbStore:
         """True if nothing was written, or found damaged, since the whole file was verified."""
 
     def allow_rebuild(self, may_rebuild: Callable[[], bool]) -> None:
-        """Have an owner that rebuilds the file once ``unconfined`` is set, if ``may_rebuild`` returns true.
+        """Let the owner rebuild the file once ``unconfined`` is set, if ``may_rebuild`` returns true.
 
-        Otherwise, what can be read is read.
+        Otherwise, the readable records of a damaged file are still read.
         """
         self._may_rebuild = may_rebuild
 

@@ -104,7 +104,7 @@ class MemoryTransport:
     def __init__(self, lost: Callable[[], None]) -> None:
         self.written = bytearray()
         self.unsent_bytes = 0
-        """What it reports as not sent yet."""
+        """The bytes that it reports as not sent yet."""
         self.is_closed = False
         self._lost = lost
 

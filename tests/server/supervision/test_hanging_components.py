@@ -144,7 +144,7 @@ def probe_side_buffer(services: AmqpServices) -> None:
 
 
 class Held:
-    """What holds up a thread."""
+    """A gate that holds up a thread."""
 
     release = Event()
     is_reached = Event()
