@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import select
@@ -16,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from pairbus.console import routes
 from pairbus.console.auth import IDLE_MS, MAX_SESSION_MS, ConsoleLogins
@@ -23,6 +25,7 @@ from pairbus.dialect.sas import make_sas_token
 from pairbus.server.access import Grant
 from pairbus.server.host import NamespaceHost
 from tests.console.site import LISTENER, PATIENCE_S, SENDER, Site
+from tests.waiting import eventually
 
 DELAY_S = routes.WRONG_KEY_DELAY_S
 PAGES = ("/console", "/console/entity?entity=orders", "/console/pair", "/console/server")
@@ -50,6 +53,40 @@ def test_login_with_a_connection_string_succeeds(shared_site: Site) -> None:
     reply = person.post("/console/login", connection_string=shared_site.server.connection_string, next="/console/pair")
     assert (reply.status, reply.location) == (303, "/console/pair")
     assert ">admin<" in person.get().text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/console/api/pair"),
+        ("POST", "/console/login"),
+        ("POST", "/console/purge"),
+        ("GET", "/console/events"),
+        ("GET", "/console"),
+        ("PUT", "/orders"),
+        ("GET", "/$Resources/queues"),
+        ("GET", "/metrics"),
+    ],
+)
+def test_e5_refused_request_is_freed_without_the_garbage_collector(
+    shared_site: Site, method: str, path: str
+) -> None:
+    """An error that a handler keeps refers to the handler's frame, and that to the request and its body."""
+
+    def requests() -> int:
+        return shared_site.call(lambda _host: sum(type(each) is RequestResponseCycle for each in gc.get_objects()))
+
+    logging.disable()  # pytest keeps log records, and the errors in them
+    gc.collect()
+    gc.disable()
+    try:
+        for authorization in ("", "SharedAccessSignature sr=x&sig=x&se=4000000000&skn=x", "Basic eDp5"):
+            headers = {"authorization": authorization} if authorization else {}
+            shared_site.person().request(method, path, headers={**headers, "content-length": "9"})
+        eventually(lambda: not requests(), PATIENCE_S)
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
 
 
 def test_key_with_listen_gives_read_only_access(shared_site: Site) -> None:
@@ -189,7 +226,7 @@ def test_login_after_a_restart_shows_the_reason(site: Site) -> None:
 
 def test_login_after_expiry_shows_the_reason(site: Site) -> None:
     person = site.manager()
-    site.call(lambda host: setattr(host, "now_ms", partial(later, host.now_ms)))
+    site.call(lambda host: setattr(host, "_clock", partial(later, host._clock)))
     reply = person.get(person.get("/console/pair").location)
     assert "Your session has expired; log in again." in reply.text
     wrong = person.post("/console/login", key_name="unknown", key="wrong")

@@ -162,10 +162,8 @@ class ReportApi:
         except ServerBusyError as error:
             return _error(HTTPStatus.SERVICE_UNAVAILABLE, error)
         except UnauthorizedError as error:
-            answer = await refuse_login(self._services.guesses, request, error)
-            if isinstance(answer, ServerBusyError):
-                return _error(HTTPStatus.SERVICE_UNAVAILABLE, answer)
-            return _error(self._status_for(credentials), answer)
+            # Not stored here: the error refers to this frame, and both would hold the request until they are collected.
+            return self._refusal(credentials, await refuse_login(self._services.guesses, request, error))
         try:
             body = await read_body(request, MOST_BYTES)
             credentials.require("", Right.SEND, self._services.host.wall_ms())  # it may have been revoked meanwhile
@@ -177,6 +175,10 @@ class ReportApi:
         except ServerBusyError as error:
             return _error(HTTPStatus.SERVICE_UNAVAILABLE, error)
         return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    def _refusal(self, credentials: Credentials, error: Exception) -> Response:
+        is_busy = isinstance(error, ServerBusyError)
+        return _error(HTTPStatus.SERVICE_UNAVAILABLE if is_busy else self._status_for(credentials), error)
 
     def _status_for(self, credentials: Credentials) -> HTTPStatus:
         """Return 403 for a valid credential without the claim, and 401 for an invalid one."""
