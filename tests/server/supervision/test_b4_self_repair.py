@@ -134,9 +134,9 @@ def repaired(
         yield
         eventually(lambda: has_restarted(namespace, name))
         noticed_s = time.monotonic() - began_s
+        eventually(lambda: status_of(namespace, name).state == "running")  # a listener refuses connections until then
         works()
         repaired_s = time.monotonic() - began_s
-        eventually(lambda: status_of(namespace, name).state == "running")
         eventually(lambda: health(namespace) == (200, "ok", ""))
         traffic.goes_on()
     assert noticed_s <= NOTICED_S
@@ -310,7 +310,7 @@ def test_killed_commit_thread_is_restarted_and_commits_what_it_had_in_hand(
         assert drained(namespace, 2) == [CONTENT, "after"]
 
     with repaired(namespace, "commit-thread", caplog, works):
-        thread = namespace._running.host.committer._thread
+        thread = namespace._running.host.committer._commit_thread
         assert thread is not None
         kill(thread)
 
@@ -319,7 +319,7 @@ def test_stop_with_a_dead_commit_thread_commits_the_rest() -> None:
     with running_namespace(queues=["orders"]) as namespace:
         fill(namespace, "before")
         on_loop(namespace, lambda services: services.supervisor.remove("commit-thread"))
-        thread = namespace._running.host.committer._thread
+        thread = namespace._running.host.committer._commit_thread
         assert thread is not None
         kill(thread)
         with connect(namespace) as client:
@@ -389,6 +389,22 @@ def test_dispatcher_that_failed_serves_its_receivers_again(
 
 def expect_content(client: WireClient, receiver: Link) -> None:
     assert [body_of(each) for each in client.receive(receiver, 1)] == [CONTENT.encode()]
+
+
+def test_deliveries_that_wait_for_a_slow_commit_are_no_lost_wake_up(namespace: RunningNamespace) -> None:
+    def check(services: AmqpServices) -> None:
+        problems.append([services.dispatcher.problem() for _ in range(3)])
+
+    problems: list[object] = []
+    with connect(namespace) as client:
+        fill(namespace, CONTENT)
+        on_loop(namespace, lambda services: services.dispatcher._turns.add_removed(1_024))
+        receiver = client.receiver("orders", credit=10)
+        client.barrier()
+        on_loop(namespace, check)
+        on_loop(namespace, lambda services: services.dispatcher._turns.add_removed(-1_024))
+        expect_content(client, receiver)
+    assert problems == [[None] * 3]
 
 
 @pytest.mark.parametrize("table", ["_receivers", "_links"])
@@ -509,7 +525,7 @@ def test_killed_ledger_thread_is_restarted_and_no_row_is_lost(tmp_path: Path, ca
         ledger = namespace._running._ledger
         assert ledger is not None
         with repaired(namespace, "ledger", caplog, lambda: eventually(lambda: not ledger.has_lost_thread)):
-            kill(ledger._thread)
+            kill(ledger._writer_thread)
         fill(namespace, "after")
     rows = rows_of(tmp_path / "ledger", OPERATIONS)
     sent = sum(row["messages"] for row in rows if (row["kind"], row["entity"]) == ("send", "orders"))
@@ -666,19 +682,17 @@ def test_listener_that_failed_listens_again_and_keeps_its_connections(
         assert drained(namespace, 2) == ["same connection", "new connection"]
 
 
-def test_component_that_fails_after_three_restarts_is_stopped_and_reported(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    original = Dispatcher._serve_all
-
-    def serve_all(self: Dispatcher) -> None:
-        original(self)
-        self._failure = RuntimeError("a defect that stays")
+def test_component_that_fails_after_three_restarts_is_stopped_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(services: AmqpServices) -> None:
+        services.dispatcher._failure = RuntimeError("a defect that stays")
 
     with running_namespace(queues=["orders", "other"]) as namespace:
-        monkeypatch.setattr(Dispatcher, "_serve_all", serve_all)
-        on_loop(namespace, lambda services: services.dispatcher._serve_all())
-        eventually(lambda: status_of(namespace, "dispatcher").state == "stopped")
+
+        def is_stopped() -> bool:
+            on_loop(namespace, fail)
+            return status_of(namespace, "dispatcher").state == "stopped"
+
+        eventually(is_stopped)
         assert health(namespace) == (
             503,
             "unavailable",
@@ -692,7 +706,6 @@ def test_component_that_fails_after_three_restarts_is_stopped_and_reported(
         assert (
             f"component stopped after too many restarts namespace={namespace.name} component=dispatcher" in caplog.text
         )
-        monkeypatch.undo()
         namespace.restart()
         assert health(namespace) == (200, "ok", "")
         assert drained(namespace, 1) == ["sends go on"]
