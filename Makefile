@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 READY  := $(VENV)/.ready
 COMPILED := build/compiled
+# With a C compiler, the demo and the benchmarks run the compiled build.
+COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 CLASSES := build/spark-classes.jsa
 # The build of Mermaid without dependencies; docs/diagrams.py reads it from here.
 MERMAID := build/mermaid/node_modules/@mermaid-js/tiny/dist/mermaid.tiny.js
@@ -18,15 +20,16 @@ LOCK   := $(if $(LOCKED),--constraint requirements-dev.txt)
 # Bytecode is cached: otherwise each of the many processes of a test run compiles every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup lock demo test slow check docs bench compiled fuzz model simulate clean
+.PHONY: help setup lock demo test slow compiled-tests check docs bench compiled fuzz model simulate clean
 
 help:
 	@echo "make demo      run the demo"
 	@echo "make test      run the tests; with CI=true also the slow ones"
 	@echo "make slow      run the slow tests"
+	@echo "make compiled-tests  run the tests of what is compiled on the compiled build"
 	@echo "make check     run ruff, mypy --strict, import-linter and an audit of the dependencies"
 	@echo "make docs      build the documentation site, build/site/index.html"
-	@echo "make bench     measure speed and memory"
+	@echo "make bench     measure speed and memory, also of RabbitMQ, NATS and the Azure SDK"
 	@echo "make fuzz      fuzz the AMQP engine; RUNS=… sets the number of inputs"
 	@echo "make model     compare the broker with its model; RUNS=… sets the number of runs"
 	@echo "make simulate  simulate outages of pairs; SEEDS=… sets the number of runs, SEED=… repeats one of them"
@@ -62,7 +65,10 @@ lock: $(READY)
 	    >requirements-dev.txt
 
 demo: $(PACKAGE)
-	@$(BIN)/pairbus demo $(ARGS)
+	@$(if $(COMPILER),$(MAKE) --no-print-directory $(COMPILED)/.ready TOOLS=$(PACKAGE) \
+	    || echo "not compiled (see above): the demo runs in plain Python")
+	@export PYTHONPATH=$$(test -e $(COMPILED)/.ready && echo $(CURDIR)/$(COMPILED)); \
+	    $(BIN)/pairbus --version && $(BIN)/pairbus demo $(ARGS)
 
 # On a laptop the slow tests do not run; `make slow` runs them, and so does `make test` when CI=true.
 test: $(READY) $(MERMAID) $(if $(filter true,$(CI)),$(CLASSES) $(COMPILED)/.ready)
@@ -70,6 +76,13 @@ test: $(READY) $(MERMAID) $(if $(filter true,$(CI)),$(CLASSES) $(COMPILED)/.read
 
 slow: $(READY) $(MERMAID) $(CLASSES)
 	$(BIN)/pytest $(WORKERS) -m slow
+
+# The suites that exercise compiled modules. The plain build is tested with many more examples, which find the same.
+COMPILED_SUITES := $(addprefix tests/,broker client compatibility dialect durability faults formats fuzz pairing peers server simulation \
+    store wire)
+
+compiled-tests: $(READY) $(COMPILED)/.ready
+	CI= PYTHONPATH=$(CURDIR)/$(COMPILED) PAIRBUS_EXPECT_COMPILED=1 $(BIN)/pytest $(WORKERS) -m "not slow" $(COMPILED_SUITES)
 
 # Most of the slow tests start Spark.
 $(CLASSES): $(READY) tests/spark/class_archive.py
@@ -92,15 +105,18 @@ $(MERMAID): | $(READY)
 
 compiled: $(COMPILED)/.ready
 
-$(COMPILED)/.ready: $(READY) setup.py $(shell find src -name '*.py')
-	@echo "compiling with mypyc …"
-	@rm -rf $(COMPILED)
-	@PAIRBUS_COMPILE=1 $(PIP) install --no-build-isolation --no-deps --target $(COMPILED) .
+# The demo has not installed mypy, which is then installed for this build alone.
+TOOLS := $(READY)
+$(COMPILED)/.ready: $(TOOLS) setup.py $(shell find src -name '*.py')
+	@echo "compiling with mypyc: a few minutes …"
+	@rm -rf $(COMPILED) build/lib.*
+	@PAIRBUS_COMPILE=1 $(PIP) install $$(test -x $(BIN)/mypyc && echo --no-build-isolation) --no-deps --target $(COMPILED) .
 	@touch $@
 
-bench: $(READY) compiled
+bench: $(READY) $(if $(COMPILER),compiled)
 	@$(PIP) install --editable '.[bench]' >$(VENV)/bench.log 2>&1 \
 	    || echo "not installed: the extra 'bench' (see $(VENV)/bench.log); the brokers that need it are not measured"
+	@echo "benchmarks of: plain Python$$(test -e $(COMPILED)/.ready && echo ' and the compiled build')"
 	@$(BIN)/python -m benchmarks
 
 fuzz: $(READY)

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any, Final
 from uuid import UUID
 
+from pairbus.broker import SettlementKind, SettlementRequest
 from pairbus.broker.descriptions import (
     QueueDescription,
     RuleDescription,
@@ -22,7 +23,6 @@ from pairbus.broker.limits import STANDARD, Limits
 from pairbus.broker.message import Address, DeliveredMessage, NewMessage, QueuePart
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.ports import Records
-from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.sql import MISSING, Missing
 from pairbus.store import KeyValueStore, MemoryStore
 from pairbus.store.group_committer import GroupCommitter, Wake

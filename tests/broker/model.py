@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
+from pairbus.broker import SettlementKind, SettlementRequest
 from pairbus.broker.descriptions import (
     CorrelationFilter,
     EntityDescription,
@@ -60,7 +61,6 @@ from pairbus.broker.message import (
 )
 from pairbus.broker.namespace import SessionGrant
 from pairbus.broker.ports import EntityGone, Notice, SessionLost
-from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.sql import MISSING, Missing
 from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation
 

@@ -19,7 +19,10 @@ from pairbus.broker.errors import (
     InvalidExpressionError,
     InvalidNameError,
 )
-from tests.broker.broker import MINUTE, START, Broker, amended, dead, letter, reason, sql, texts
+from pairbus.broker.message import Amendments, unreadable
+from pairbus.broker.rules import LazyView, RuleBudget, RuleSubject
+from pairbus.broker.sql import MISSING, Missing
+from tests.broker.broker import MINUTE, START, Broker, View, amended, dead, letter, reason, sql, texts
 
 
 def rule_names(broker: Broker) -> list[str]:
@@ -388,3 +391,23 @@ def test_a1_action_without_a_filter_applies_to_every_message() -> None:
     subscription = broker.subscription(rule=rule)
     broker.send(topic, "x")
     assert amended(broker.one(subscription)) == {"mark": 7, "RuleName": "marks"}
+
+
+# The view of a message
+
+
+def test_rules_of_a_topic_read_each_property_once() -> None:
+    asked: list[str] = []
+
+    class Counting(View):
+        def user(self, name: str) -> Value | Missing:
+            asked.append(name)
+            return super().user(name)
+
+    message = letter(user={"n": 1, "changed": 1, "gone": 1})
+    view = LazyView(Counting, message.body)
+    record = unreadable(1)._replace(amendments=Amendments(user={"Changed": 2, "Gone": MISSING}))
+    subject = RuleSubject(record, view, RuleBudget())
+    for _ in range(3):
+        assert [subject.user(name) for name in ("n", "N", "changed", "gone", "none")] == [1, 1, 2, MISSING, MISSING]
+    assert asked == ["n", "N", "none"]

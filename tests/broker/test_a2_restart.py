@@ -70,6 +70,27 @@ def a_namespace_with_a_past() -> Broker:
     return broker
 
 
+def test_a2_restart_restores_long_queues_in_order_with_their_expiries() -> None:
+    broker = Broker()
+    queue = broker.queue("partitioned", partitioned=True)
+    sessions = broker.queue("sessions", requires_session=True)
+    count = 25_000  # more than are restored at once
+    for number in range(count):
+        ttl = MINUTE + number if number % 2 else None
+        broker.send(queue, letter(str(number), partition_key=str(number % 7), time_to_live_ms=ttl))
+        if number % 100 == 0:
+            broker.send(sessions, letter(str(number), session_id=str(number % 300)))
+    broker.commit()
+    before = everything(broker)
+    broker.restart()
+    assert broker.keeper.recovery.messages == count + count // 100
+    assert everything(broker) == before
+    broker.wait(MINUTE + count // 2)
+    broker.tidy()
+    left = [number for number in range(count) if number % 2 == 0 or number > count // 2]
+    assert sorted(int(each) for _ in range(3) for each in texts(broker.receive(queue, count))) == left
+
+
 def test_a2_restart_restores_everything_except_locks() -> None:
     broker = a_namespace_with_a_past()
     before = everything(broker)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from pairbus.broker import SettlementKind
 from pairbus.broker.errors import InvalidOperationError, LockLostError, MessageNotFoundError
 from pairbus.broker.message import MessageState
-from pairbus.broker.settlement import SettlementKind
 from tests.broker.broker import (
     LOCK,
     MINUTE,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pairbus.broker import SettlementKind, SettlementRequest
 from pairbus.broker.descriptions import EntityStatus
 from pairbus.broker.errors import (
     BrokerError,
@@ -21,7 +22,6 @@ from pairbus.broker.errors import (
 )
 from pairbus.broker.limits import RELAXED
 from pairbus.broker.message import Address
-from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation
 from pairbus.store import MemoryStore, StoreFullError
 from tests.broker.broker import UNKNOWN_TOKEN, Broker, blob, dead, letter, reason, text, texts, transfers

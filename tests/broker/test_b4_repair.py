@@ -16,6 +16,7 @@ from pairbus.broker import (
     MessageNotFoundError,
     SessionLost,
 )
+from pairbus.broker.context import Deadlines
 from pairbus.broker.queue import Queue
 from pairbus.broker.repair import AUDITED, PAGE
 from tests.broker.broker import MINUTE, Broker, blob, dead, letter, numbers, texts
@@ -31,6 +32,10 @@ def index(broker: Broker, address: Address) -> Queue:
     queue = broker.namespace._catalogue.find_queue(address)
     assert queue is not None
     return queue
+
+
+def inconsistent(_due_ms: int, _sequence: int) -> bool:
+    raise TypeError("the index is inconsistent")
 
 
 def repair(broker: Broker, address: Address) -> None:
@@ -284,7 +289,8 @@ def test_failing_timer_of_one_entity_is_reported_and_the_others_go_on() -> None:
     queue, other = broker.queue(), broker.queue(OTHER)
     broker.send(queue, letter("a", time_to_live_ms=MINUTE))
     broker.send(other, letter("b", time_to_live_ms=MINUTE))
-    index(broker, queue).deferred = None  # type: ignore[assignment]
+    index(broker, queue).expiries = Deadlines(inconsistent)
+    index(broker, queue).expiries.add(broker.now_ms + MINUTE, 1)
     broker.wait(2 * MINUTE)
     assert broker.take(other) == []
     (fault,) = broker.namespace.take_notices()

@@ -22,6 +22,12 @@ class Timetable:
         self.valid[key] = due_ms
         self.deadlines.add(due_ms, key)
 
+    def extend(self, times: dict[int, int]) -> None:
+        for key in times:
+            self.remove(key)
+        self.valid.update(times)
+        self.deadlines.extend((due_ms, key) for key, due_ms in times.items())
+
     def remove(self, key: int) -> None:
         if self.valid.pop(key, None) is not None:
             self.deadlines.drop()
@@ -97,6 +103,7 @@ STEPS = st.lists(
         st.tuples(st.just("set"), KEYS, TIMES),
         st.tuples(st.just("remove"), KEYS, TIMES),
         st.tuples(st.just("fill"), KEYS, TIMES),
+        st.tuples(st.just("extend"), KEYS, TIMES),
         st.tuples(st.just("clear"), KEYS, TIMES),
         st.tuples(st.just("pop"), KEYS, TIMES),
     ),
@@ -120,6 +127,10 @@ def test_deadlines_behave_like_a_sorted_list(steps: list[tuple[str, int, int]]) 
                 for each in range(key, key + 150):
                     table.set(each, (time_ms + each * 7) % 1_000)
                     model[each] = (time_ms + each * 7) % 1_000
+            case "extend":
+                times = {each: (time_ms + each * 11) % 1_000 for each in range(key, key + 150)}
+                table.extend(times)
+                model.update(times)
             case "clear":
                 for each in range(key, key + 150):
                     table.remove(each)

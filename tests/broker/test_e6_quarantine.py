@@ -231,6 +231,21 @@ def test_e6_record_under_a_key_that_is_damaged_itself_does_not_stop_the_start() 
     assert broker.now_ms == START
 
 
+def test_e6_record_with_unreadable_texts_is_quarantined_when_it_is_delivered() -> None:
+    broker = a_broker()
+    broker.queue()
+    broker.send(QUEUE, letter("one", message_id="first"), letter("two"))
+    broker.commit()
+    store = store_of(broker)
+    (key, value), _ = store.scan(b"R", b"S")
+    store.prepare({key: value.replace(b"first", b"f\xffrst")}).run()
+    broker.restart()
+    assert broker.keeper.recovery.damaged == []
+    assert broker.take(QUEUE) == ["two"]
+    assert len(reported(broker)) == 1
+    stub_of(broker)
+
+
 # On demand
 
 

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from pairbus.broker import SettlementKind, SettlementRequest
 from pairbus.broker.descriptions import (
     EntityDescription,
     EntityRecord,
@@ -37,7 +38,6 @@ from pairbus.broker.message import Address, DeliveredMessage, NewMessage, QueueI
 from pairbus.broker.namespace import Namespace, SessionGrant
 from pairbus.broker.ports import Records
 from pairbus.broker.rules import Rule
-from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation
 from pairbus.store import MemoryStore, StoreError, StoreFailedError, keys
 from pairbus.store.group_committer import GroupCommitter

@@ -126,6 +126,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), RUNS),
         st.tuples(st.just("add backwards"), RUNS),
+        st.tuples(st.just("extend"), RUNS),
         st.tuples(st.just("discard"), RUNS),
         st.tuples(st.just("discard backwards"), RUNS),
         st.tuples(st.just("pop"), RUNS),
@@ -147,6 +148,11 @@ def test_sequences_behave_like_a_sorted_set(steps: list[tuple[str, tuple[int, in
                     if number not in model:
                         sequences.add(number)
                 model.update(numbers)
+            case "extend":
+                end = max(model, default=0) + 1
+                sequences.extend([end + number for number in numbers])
+                model.update(end + number for number in numbers)
+                assert max(map(len, sequences._chunks)) <= CHUNK
             case "discard" | "discard backwards":
                 for number in numbers if what == "discard" else reversed(numbers):
                     assert sequences.discard(number) == (number in model)

@@ -436,11 +436,11 @@ def test_rejected_declaration_changes_nothing(tmp_path: Path) -> None:
         assert contoso.call(lambda host: host.use_namespace().queues(host.now_ms())) == []
 
 
-def test_version_option_prints_the_version() -> None:
+def test_version_option_prints_the_version_and_the_build() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pairbus", "--version"], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
-    assert re.fullmatch(r"pairbus \d+\.\d+\.\d+\n", done.stdout)
+    assert re.fullmatch(r"pairbus \d+\.\d+\.\d+ \((compiled|plain Python)\)\n", done.stdout)
 
 
 def test_serve_uses_the_certificate_of_the_operator(tmp_path: Path) -> None:

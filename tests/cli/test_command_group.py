@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pairbus.cli.command_group import LazyCommands
+from pairbus.cli.command_group import LazyCommand, LazyCommands
 from pairbus.cli.failure import missing
 
-COMMANDS = {"send": "pairbus.cli.send", "entities": "pairbus.cli.entities"}
+COMMANDS = {"send": LazyCommand("pairbus.cli.send", "…"), "entities": LazyCommand("pairbus.cli.entities", "…")}
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -27,6 +27,22 @@ def test_client_command_does_not_import_the_server(command: str) -> None:
         "print('also', sorted({'pairbus.server', 'pairbus.console', 'lmdb', 'pyspark'} & {*sys.modules}))"
     )
     assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("also []\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [(["--help"], {}), ([], {"_PAIRBUS_COMPLETE": "complete_bash", "COMP_WORDS": "pairbus s", "COMP_CWORD": "1"})],
+    ids=["help", "completion"],
+)
+def test_list_of_commands_imports_none_of_them(arguments: list[str], variables: dict[str, str]) -> None:
+    ended = run(
+        "import atexit, os, sys; from pairbus.cli.main import app\n"
+        "atexit.register(lambda: print('also', sorted({'pairbus.wire', 'pairbus.cli.send'} & {*sys.modules})))\n"
+        f"os.environ.update({variables!r}); app({arguments!r}, prog_name='pairbus')"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert {"send", "serve", "syphon"} <= {*ended.stdout.split()}
     assert ended.stdout.endswith("also []\n")
 
 
@@ -95,7 +111,7 @@ def test_missing_extra_is_named_together_with_server() -> None:
 
 def test_failed_import_of_pairbus_is_not_reported_as_missing_extra() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"pairbus\.cli\.nothing"):
-        LazyCommands({"nothing": "pairbus.cli.nothing"})["nothing"]
+        LazyCommands({"nothing": LazyCommand("pairbus.cli.nothing", "…")})["nothing"]
 
 
 def test_lazy_commands_are_a_mapping() -> None:

@@ -14,7 +14,7 @@ import typer.main
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
-from pairbus.cli.connection import FAILED, USAGE
+from pairbus.cli.failure import FAILED, USAGE
 from pairbus.cli.main import app
 from tests.cli.test_cli import run
 from tests.docs.snippets import ROOT

@@ -13,6 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from pairbus.cli.command_group import LazyCommands
 from pairbus.cli.main import app
 from tests.cli.everyday import CommandFixture
 from tests.cli.test_cli import ENVIRONMENT, PATIENCE_S
@@ -47,6 +48,12 @@ def test_help_of_every_command_shows_an_example(path: str) -> None:
     examples = EXAMPLE.findall(ALL[path].help or "")
     assert examples, f"say 'Example: {path} …' in a separate paragraph"
     assert path == "pairbus" or all(example.startswith(path) for example in examples)
+
+
+def test_list_of_commands_shows_the_first_paragraph_of_the_help_of_each() -> None:
+    complete: LazyCommands = ALL["pairbus"].commands
+    for name, listed in complete.listed().items():
+        assert listed.help == " ".join((complete[name].help or "").split("\n\n")[0].split()), name
 
 
 @pytest.mark.parametrize(("path", "example"), EXAMPLES)

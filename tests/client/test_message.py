@@ -41,6 +41,24 @@ jsons: Final = st.recursive(
     max_leaves=10,
 ).filter(lambda value: value is not None)
 
+properties_of_messages: Final = st.fixed_dictionaries(
+    {},
+    optional={
+        "message_id": ids,
+        "session_id": names,
+        "via_partition_key": names,
+        "label": texts,
+        "content_type": symbols,
+        "correlation_id": ids,
+        "to": texts,
+        "reply_to": texts,
+        "reply_to_session_id": texts,
+        "time_to_live": st.timedeltas(MS, timedelta(days=40_000)),
+        "scheduled_enqueue_time": moments,
+        "application_properties": st.dictionaries(texts, simple | moments, max_size=6),
+    },
+)
+
 
 def returned(message: BrokeredMessage) -> ReceivedMessage:
     """The same message after a journey."""
@@ -55,26 +73,7 @@ def whole_ms(moment: datetime) -> datetime:
 # Round trips
 
 
-@given(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "message_id": ids,
-            "session_id": names,
-            "via_partition_key": names,
-            "label": texts,
-            "content_type": symbols,
-            "correlation_id": ids,
-            "to": texts,
-            "reply_to": texts,
-            "reply_to_session_id": texts,
-            "time_to_live": st.timedeltas(MS, timedelta(days=40_000)),
-            "scheduled_enqueue_time": moments,
-            "application_properties": st.dictionaries(texts, simple | moments, max_size=6),
-        },
-    ),
-    st.binary(max_size=300),
-)
+@given(properties_of_messages, st.binary(max_size=300))
 def test_every_property_round_trips(properties: dict[str, Any], body: bytes) -> None:
     found = returned(BrokeredMessage(body, **properties))
     assert found.body == body
@@ -92,6 +91,12 @@ def test_every_property_round_trips(properties: dict[str, Any], body: bytes) -> 
         *properties
     }:
         assert getattr(found, name) is None
+
+
+@given(properties_of_messages, st.binary(max_size=300) | texts)
+def test_usual_form_equals_general_one(properties: dict[str, Any], body: bytes | str) -> None:
+    message = BrokeredMessage(body, **{**properties, "time_to_live": None})  # it is encoded with the current time
+    assert encode_brokered(message) == encode_brokered(message, trace_context={})
 
 
 @given(names)

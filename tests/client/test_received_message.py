@@ -19,11 +19,14 @@ from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.client.validation import to_ms
 from pairbus.wire import (
     AMQP_SEQUENCE,
+    RECEIVER,
+    Configuration,
+    Connection,
     Delivery,
     Header,
-    Link,
     Message,
     Properties,
+    Source,
     Symbol,
     Timestamp,
     UInt,
@@ -39,7 +42,7 @@ READ: Final = tuple(
 
 
 def delivered(tag: bytes, payload: bytes = b"") -> Delivery:
-    link = Link(None, "link", True, 0, 1 << 20, False, False)  # type: ignore[arg-type]
+    link = Connection(Configuration(container_id="client")).begin().attach("link", RECEIVER, source=Source())
     return Delivery(link, 0, tag, 0, False, payload)
 
 

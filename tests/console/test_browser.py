@@ -321,6 +321,7 @@ def test_console_is_usable_by_keyboard(browser: Any, contoso: NamespaceProcess) 
         page.wait_for_url(address(contoso))
         page.keyboard.press("Tab")
         assert focused(page) == "Skip to the content"
+        page.get_by_role("link", name="orders").wait_for(timeout=PATIENCE_MS)  # the first sample may be older
         page.keyboard.press("Enter")
         page.wait_for_url(f"{address(contoso)}#main")
         page.keyboard.press("Tab")

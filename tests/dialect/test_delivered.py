@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 from uuid import UUID
 
@@ -16,14 +17,19 @@ from pairbus.dialect.delivered import (
     is_lock_alone,
     is_stamp_alone,
     lock_token_uuid_bytes,
+    read_stamp,
     stamp,
 )
 from pairbus.wire import (
     AMQP_SEQUENCE,
     AMQP_VALUE,
+    APPLICATION_PROPERTIES,
     DATA,
     DELIVERY_ANNOTATIONS,
+    FOOTER,
+    HEADER,
     MESSAGE_ANNOTATIONS,
+    PROPERTIES,
     Header,
     Int,
     Message,
@@ -207,6 +213,27 @@ def messages(draw: st.DrawFn) -> Message:
     )
 
 
+def test_sections_are_delivered_in_the_standard_order() -> None:
+    message = Message(
+        header=Header(durable=True),
+        properties=Properties(message_id="m"),
+        application_properties={"kind": "order"},
+        footer={Symbol("f"): 1},
+        body=(b"first", b"second"),
+    )
+    sections = Sections(encode_message(message))
+    body = sections.payload[sections.body[0][1] : sections.body[-1][3]]
+    parts = [*map(sections.raw, (HEADER, PROPERTIES, APPLICATION_PROPERTIES, FOOTER)), body]
+    for count in (2, 3, 4, 5):
+        for order in permutations(parts, count):
+            received = stamp(b"".join(order), PLAIN)
+            found = Sections(received)
+            spans = [*found.spans.values(), *((start, value, end) for _, start, value, end in found.body)]
+            codes = [received[start + 2] for start, _, _ in sorted(spans)]
+            assert codes == sorted(codes)
+            assert {part for part in parts[1:] if part in received} == {part for part in order if part != parts[0]}
+
+
 @given(messages(), st.none() | st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1))
 def test_sender_content_is_delivered(sent: Message, token: bytes | None, count: int) -> None:
     message = delivered(sent, PLAIN._replace(lock_token=token, delivery_count=count))
@@ -239,12 +266,13 @@ def annotations_of(payload: bytes) -> tuple[bytes, bytes]:
     st.none() | st.integers(0, 2**62),
     st.none() | st.binary(min_size=16, max_size=16),
 )
-def test_common_stamp_is_recognized(
+def test_common_stamp_is_recognized_and_read(
     number: int, original: int | None, state: int, locked_until_ms: int | None, token: bytes | None
 ) -> None:
-    facts = Stamp(number, original, number, 0, state, None, token, locked_until_ms)
+    facts = Stamp(number, original, number // 2, 0, state, None, token, locked_until_ms)
     noted, locked = annotations_of(stamp(encode_message(Message(body=(b"x",))), facts))
     assert is_stamp_alone(noted)
+    assert read_stamp(noted) == (number, number // 2, locked_until_ms)
     assert is_lock_alone(locked)
 
 
@@ -259,6 +287,7 @@ def test_extra_annotations_are_not_mistaken_for_stamp() -> None:
     ):
         noted, token = annotations_of(stamp(encode_message(message), facts))
         assert not is_stamp_alone(noted)
+        assert read_stamp(noted) is None
         assert not is_lock_alone(token)
     assert not is_stamp_alone(b"")
     assert not is_lock_alone(b"")

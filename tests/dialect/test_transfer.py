@@ -6,7 +6,7 @@ import pickle
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import pytest
@@ -46,6 +46,7 @@ from pairbus.wire import (
     Map,
     Message,
     Properties,
+    ProtocolError,
     Sections,
     Symbol,
     Timestamp,
@@ -252,6 +253,46 @@ def test_c11_body_of_any_kind_is_unchanged(kind: int, body: tuple[Any, ...]) -> 
     payload = encode_message(message)
     assert body_of(divert(payload, "orders")) == body_of(payload)
     assert back(payload, LOCKED) == payload
+
+
+def usual(**properties: Any) -> bytes:
+    """A message as our client writes most of them."""
+    return encode_brokered(BrokeredMessage(b"x" * 300, **properties))
+
+
+USUAL: Final = [
+    usual(message_id="m"),
+    usual(message_id="m", application_properties={"colour": "red", "size": 5, "ok": True, "weight": 0.5}),
+    usual(message_id="m", label="l", content_type="text/plain", correlation_id="c", to="t", reply_to="r"),
+    usual(message_id="m", application_properties={"long": "x" * 240}),
+    usual(message_id="m", application_properties={"longer": "x" * 300}),
+    usual(message_id="é", application_properties={"é": "é"}),
+    encode_brokered(BrokeredMessage("", message_id="m")),
+]
+
+
+@pytest.mark.parametrize("payload", USUAL, ids=repr)
+def test_c11_usual_message_gets_its_destination_alone(payload: bytes) -> None:
+    sent, diverted = decode_message(payload), decode_message(divert(payload, "orders"))
+    added = {**(sent.application_properties or {}), PATH: "orders"}
+    assert identity(diverted) == identity(replace(sent, application_properties=added))
+    assert back(payload, LOCKED) == payload
+
+
+@pytest.mark.parametrize("payload", USUAL, ids=repr)
+def test_e3_damaged_usual_message_is_rejected_or_diverted_as_it_is(payload: bytes) -> None:
+    head = len(payload) - 300
+    for position in range(max(head, 0)):
+        for value in {0x00, 0x40, 0x45, 0xA1, 0xB1, 0xFF, payload[position] ^ 1, payload[position] + 1 & 0xFF}:
+            damaged = payload[:position] + bytes((value,)) + payload[position + 1 :]
+            try:
+                diverted = divert(damaged, "orders")
+            except TransferError:
+                continue
+            with suppress(ProtocolError):
+                sent = decode_message(damaged)
+                transfer = read_transfer(diverted)
+                assert content(restore(diverted, transfer)) == identity(sent)
 
 
 # How long a message lives.

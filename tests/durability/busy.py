@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 
+from pairbus.broker import SettlementKind, SettlementRequest
 from pairbus.broker.message import Address, NewMessage
-from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.store.errors import StoreError
 from pairbus.store.group_committer import GroupCommitter
 from tests.durability.namespace import DEAD_LETTERS, NOW, QUEUE, make_namespace

@@ -42,7 +42,7 @@ from pairbus.server.messages import MessageView, address_of
 from pairbus.server.websocket import ServerWebSocket
 from pairbus.store import GroupCommitter, MemoryStore
 from tests.faults.network import Listening, Stream
-from tests.faults.trouble import Trouble, TroubledReception
+from tests.faults.trouble import Trouble, TroubledReception, TroubledTransport
 from tests.faults.virtual_loop import VirtualLoop
 
 START_MS: Final = 1_700_000_000_000
@@ -75,6 +75,8 @@ class VirtualNamespace:
         self.started_s = 0.0
         self.denied: list[tuple[float, str]] = []
         """The denied requests, with their times."""
+        self.polls = 0
+        """Number of times that a receiver has granted credit."""
         self._loop = loop
         self._records: dict[bytes, bytes] = {}
         first = (crc32(name.encode()) << 64) + 1  # nobody shall take a token of one namespace for one of another
@@ -172,7 +174,9 @@ class VirtualNamespace:
         keeper.created_ms = self._created_ms
         self._host = NamespaceHost(self.name, STANDARD, keeper, self.now_ms, self._loop)
         self._host.deny = self._deny
-        services = AmqpServices(self._host, Authorizer(self._host), Dispatcher(self._host), Counters(), _IDLE_MS)
+        services = AmqpServices(
+            self._host, Authorizer(self._host), Dispatcher(self._host, self._loop.time), Counters(), _IDLE_MS
+        )
         services.stopwatch = self._loop.time  # or how a run goes would depend on the machine
         self._services = services
         http = self._http_of(services)
@@ -180,7 +184,9 @@ class VirtualNamespace:
         self._listening = self._loop.network.listen(
             self.name,
             self.port,
-            lambda: TroubledReception(services, lambda: HttpProtocol(http, self._http, {}, services), self.troubles),
+            lambda: TroubledReception(
+                services, lambda: HttpProtocol(http, self._http, {}, services), self.troubles, self._note_poll
+            ),
         )
 
     async def stop(self) -> None:
@@ -270,6 +276,9 @@ class VirtualNamespace:
         self.denied.append((self._loop.time(), operation))
         return _BUSY
 
+    def _note_poll(self) -> None:
+        self.polls += 1
+
     def _trouble_of(self, address: Address | None) -> Trouble | None:
         return None if address is None else self.troubles.get(address)
 
@@ -291,7 +300,9 @@ class VirtualNamespace:
 def _carrier(connection: ServerConnection) -> object:
     """The stream below a connection, be it on a WebSocket or not."""
     transport = connection._transport
-    return transport._stream.transport if isinstance(transport, ServerWebSocket) else transport
+    if isinstance(transport, ServerWebSocket):
+        return transport._stream.transport
+    return transport.stream if isinstance(transport, TroubledTransport) else transport
 
 
 def _address(path: str) -> Address:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from threading import get_ident
 from typing import Any, Final, Self, TypeVar
 
 from pairbus.broker import QueueDescription
@@ -189,12 +190,19 @@ def _wall_clock(loop: VirtualLoop) -> Iterator[None]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Make random numbers deterministic: pauses, and the ids of messages, links and requests."""
+    """Make random numbers deterministic: pauses, and the ids of messages, links and requests.
+
+    Those of this thread only: what another thread of the process draws meanwhile must not change the run.
+    """
     for lot in _lots():
         lot.seed(seed)
-    real = os.urandom
+    real, seeded, thread = os.urandom, random.Random(seed).randbytes, get_ident()  # noqa: S311
+
+    def draw(size: int) -> bytes:
+        return seeded(size) if get_ident() == thread else real(size)
+
     # Both names of it: the second one is what ``SystemRandom`` draws from.
-    os.urandom = random._urandom = random.Random(seed).randbytes  # type: ignore[attr-defined]  # noqa: S311
+    os.urandom = random._urandom = draw  # type: ignore[attr-defined]
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import time
 from base64 import b64decode
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +30,6 @@ from pairbus.cli.message_lines import message_of
 from pairbus.dialect.connection_string import parse_connection_string
 from pairbus.ledger import LIVES
 from pairbus.server import Settings
-from pairbus.server.process import SystemClock
 from pairbus.testing import running_namespace
 from tests.client.stage import play
 from tests.docs.snippets import ROOT
@@ -99,12 +99,11 @@ def test_fixture_has_the_formats_of_its_manifest(fixture: Fixture, tmp_path: Pat
 # A data directory.
 
 
-class DirectoryClock(SettableClock, SystemClock):
+class DirectoryClock(SettableClock):
     """The time of a directory; tokens still go by the time of day."""
 
-    def __init__(self) -> None:
-        SettableClock.__init__(self)
-        SystemClock.__init__(self)
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
 
 
 @contextmanager

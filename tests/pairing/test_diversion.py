@@ -345,6 +345,27 @@ def test_c10_send_cancelled_during_a_retry_does_not_affect_others(step: int) -> 
     run(scenario)
 
 
+def test_c10_cancelled_diverted_send_is_not_counted_and_affects_no_other() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world, count=1)
+        scene.pair.engage()
+        sender = await scene.sender()
+        await sender.send(letter("first"))
+        world.secondary.trouble_sends(backlog_path(0), Trouble.LOST)
+        cancelled = asyncio.create_task(sender.send(letter("cancelled")))
+        await asyncio.sleep(1)
+        world.secondary.take_sends(backlog_path(0))
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        await asyncio.gather(*(sender.send(letter(f"later {number}")) for number in range(3)))
+        assert await scene.bodies() == [b"first", *(b"later %d" % number for number in range(3))]
+        assert scene.entity().diverted == 4
+        assert _used(scene) == [True]
+
+    run(scenario)
+
+
 def test_c10_diverted_counts_match_the_backlog() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, count=3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,6 @@ from pairbus.client.errors import MessagingCommunicationError, MessagingError, M
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.pairing.syphon import InProcessSyphon
 from pairbus.pairing.syphon.destination import NamespaceHealth, ReachableNamespace
-from pairbus.server.amqp.connection import ServerConnection
 from tests.faults.trouble import Trouble
 from tests.pairing.scenes import OUTAGES, heal, spoil
 from tests.pairing.syphon_fixture import ATTEMPT_S, SyphonFixture, queues
@@ -28,7 +26,7 @@ def test_c15_unanswered_attach_does_not_delay_other_destinations(hanging: str) -
         queues(world.primary, "orders", "others")
         world.primary.create_queue("visits", QueueDescription(requires_session=True))
         fixture = SyphonFixture(world)
-        with _mute(hanging):
+        with _mute(world, hanging):
             syphon = await fixture.started()
             late = fixture.put(hanging, session_id="a")
             await asyncio.sleep(60)
@@ -51,7 +49,7 @@ def test_c15_several_hanging_destinations_do_not_delay_others() -> None:
         hanging = [f"hanging-{number}" for number in range(5)]
         queues(world.primary, "others", *hanging)
         fixture = SyphonFixture(world, queues=2)
-        with _mute(*hanging):
+        with _mute(world, *hanging):
             syphon = await fixture.started()
             for number, path in enumerate(hanging):
                 fixture.put(path, queue=number % 2)
@@ -195,15 +193,10 @@ def _contact(syphon: InProcessSyphon) -> NamespaceHealth:
 
 
 @contextmanager
-def _mute(*paths: str) -> Iterator[None]:
-    """Let servers ignore attaches of senders to these paths; everything else works."""
-    attached, muted = ServerConnection._attached, {*paths}
-
-    def sometimes(connection: ServerConnection, event: Any) -> Any:
-        is_muted = getattr(event.attach.target, "address", None) in muted
-        return None if is_muted else attached(connection, event)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ServerConnection, "_attached", sometimes)
-        yield
-    muted.clear()  # open connections continue with it
+def _mute(world: PairWorld, *paths: str) -> Iterator[None]:
+    """Let the primary ignore attaches of senders to these paths; everything else works."""
+    for path in paths:
+        world.primary.trouble_sends(path, Trouble.UNATTACHED)
+    yield
+    for path in paths:
+        world.primary.take_sends(path)

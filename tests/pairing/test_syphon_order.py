@@ -260,7 +260,7 @@ def test_c15_randomly_killed_syphons_lose_nothing(seed: int) -> None:
         for _ in range(8):
             await _hurt(world, random)
             await asyncio.sleep(random.choice([0.001, 0.01, 0.1, 1.0, 10.0]) * random.random())
-            await _kill(syphons.pop(0))
+            await kill(syphons.pop(0))
             await _mend(world)
             syphons.append(await fixture.started(max_messages=random.choice([3, 20, 200])))
         await putting
@@ -312,7 +312,7 @@ async def _mend(world: PairWorld) -> None:
     await heal(world.secondary, world.secondary_network)
 
 
-async def _kill(syphon: InProcessSyphon) -> None:
+async def kill(syphon: InProcessSyphon) -> None:
     """End a syphon like a killed process, without any further request."""
     for factory in (syphon._context.primary, syphon._context.secondary):
         line = factory._current.ready

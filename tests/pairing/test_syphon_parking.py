@@ -10,6 +10,7 @@ import pytest
 from pairbus.broker import QueueDescription
 from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.received_message import MessageState
+from pairbus.pairing.syphon import TimeToLive
 from pairbus.pairing.syphon.message import BacklogMessage
 from tests.pairing.syphon_fixture import SyphonFixture, queues
 from tests.simulation.pair_world import PairWorld, run
@@ -157,7 +158,7 @@ def test_c15_unexpected_delivery_error_is_logged_and_retried(
     async def scenario(world: PairWorld) -> None:
         queues(world.primary, "orders")
         fixture = SyphonFixture(world)
-        syphon = await fixture.started()
+        syphon = await fixture.started(time_to_live=TimeToLive.REMAINING)
         source = syphon._runners[0].source
         age = source.age
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pairbus.pairing.route import Until
+from pairbus.pairing.until import Until
 from tests.faults.virtual_loop import VirtualLoop
 
 

@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from pairbus.broker import STANDARD, Namespace, NewMessage, QueueDescription, Records
+from pairbus.server.clock import SystemClock
 from pairbus.server.host import NamespaceHost
-from pairbus.server.process import SystemClock
 from pairbus.store import GroupCommitter, LmdbStore
 from pairbus.store.errors import NamespaceLoadingError, StoreError
-from tests.server.amqp.test_failed_commits import FAILURE, ORDERS, Stage
+from pairbus.store.faulty import FaultyStore, StoreTrouble
+from tests.server.amqp.test_failed_commits import ORDERS, Stage
 from tests.waiting import eventually_async
 
 MESSAGES: Final = 200_000
 LONGEST_LAG_S: Final = 1.0
 
 
-class FailingStore(LmdbStore):
-    """A store on disk whose next commit fails on demand."""
-
-    fails = False
-
-    def write(self, transaction: Any) -> None:
-        if self.fails:
-            self.fails = False
-            self.drop(transaction)
-            raise FAILURE
-        super().write(transaction)
-
-
 @pytest.mark.slow
 def test_b4_loading_a_large_namespace_does_not_delay_the_event_loop(tmp_path: Path) -> None:
     async def scene() -> None:
         loop = asyncio.get_running_loop()
-        store = FailingStore(tmp_path / "data.mdb")
+        troubles: list[StoreTrouble] = []
+        store = FaultyStore(LmdbStore(tmp_path / "data.mdb"), lambda: troubles.pop() if troubles else None)
         committer = GroupCommitter(store, Stage._make, SystemClock()(), wake=loop.call_soon_threadsafe)
         host = NamespaceHost("contoso", STANDARD, committer, SystemClock(), loop)
         host.use_namespace().create_queue("orders", QueueDescription(), host.now_ms())
@@ -45,8 +34,8 @@ def test_b4_loading_a_large_namespace_does_not_delay_the_event_loop(tmp_path: Pa
             for _ in range(50):
                 host.use_namespace().send(ORDERS, [NewMessage(b"body", "id")] * 100, host.now_ms())
             await host.durable()
-        store.fails = True
         host.use_namespace().send(ORDERS, [NewMessage(b"lost", "id")], host.now_ms())
+        troubles.append(StoreTrouble.ERROR)
         failed = asyncio.create_task(host.durable())
         await eventually_async(lambda: committer.is_loading)
         with pytest.raises(NamespaceLoadingError):
@@ -56,7 +45,7 @@ def test_b4_loading_a_large_namespace_does_not_delay_the_event_loop(tmp_path: Pa
             started_s = loop.time()
             await asyncio.sleep(0.001)
             lags.append(loop.time() - started_s)
-        with pytest.raises(StoreError, match="the test wants it so"):
+        with pytest.raises(StoreError, match="Input/output error"):
             await failed
         assert committer.recovery.messages == MESSAGES
         assert len(lags) > 10
@@ -81,20 +70,22 @@ def test_b4_commit_thread_that_ends_while_loading_is_replaced_and_loads_again(tm
     async def scene() -> None:
         nonlocal ends_thread
         loop = asyncio.get_running_loop()
-        store = FailingStore(tmp_path / "data.mdb")
+        troubles: list[StoreTrouble] = []
+        store = FaultyStore(LmdbStore(tmp_path / "data.mdb"), lambda: troubles.pop() if troubles else None)
         committer = GroupCommitter(store, make_namespace, SystemClock()(), wake=loop.call_soon_threadsafe)
         host = NamespaceHost("contoso", STANDARD, committer, SystemClock(), loop)
         host.use_namespace().create_queue("orders", QueueDescription(), host.now_ms())
         host.use_namespace().send(ORDERS, [NewMessage(b"body", "id")], host.now_ms())
         await host.durable()
-        store.fails = ends_thread = True
+        ends_thread = True
         host.use_namespace().send(ORDERS, [NewMessage(b"lost", "id")], host.now_ms())
+        troubles.append(StoreTrouble.ERROR)
         failed = asyncio.create_task(host.durable())
         await eventually_async(lambda: committer.has_lost_thread)
         assert committer.is_loading
         assert host.timer_problem() is None
         committer.restart_thread()
-        with pytest.raises(StoreError, match="the test wants it so"):
+        with pytest.raises(StoreError, match="Input/output error"):
             await failed
         assert [each.body for each in host.use_namespace().peek(ORDERS, 0, 10, host.now_ms())] == [b"body"]
         host.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pairbus.server.process import SystemClock
+from pairbus.server.clock import SystemClock
 
 SECOND = 1_000_000_000
 

@@ -158,6 +158,9 @@ class Noted:
     def note(self, event: MessageEvent, address: Address, record: Record, body: bytes | None = None, /) -> None:
         self.events.append((event, address, record, body))
 
+    def wants_found(self) -> bool:
+        return True
+
     def wants_body(self, address: Address, /) -> bool:
         return address.entity == "backlog"
 

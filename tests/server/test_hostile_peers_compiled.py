@@ -1,9 +1,8 @@
-"""E3, E5: the hostile peers whose input takes most decoding, on a server with the compiled wire (``make compiled``)."""
+"""E3, E5: the hostile peers whose input takes most decoding, on a compiled server (``make compiled``)."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,8 +11,7 @@ from typing import Final
 
 import pytest
 
-from benchmarks.server import WITH_COMPILED_WIRE
-from benchmarks.transfer import COMPILED, HERE
+from benchmarks.transfer import COMPILED
 from tests.server.test_hostile_peers import (
     COMES_BACK_BYTES,
     CONNECTIONS,
@@ -41,19 +39,18 @@ pytestmark = [
     pytest.mark.slow,
     measured,
     pytest.mark.skipif(
-        not (COMPILED / ".ready").exists(), reason="the wire is not compiled: build/compiled is missing (make compiled)"
+        not (COMPILED / ".ready").exists(), reason="pairbus is not compiled: build/compiled is missing (make compiled)"
     ),
 ]
 
 
 class CompiledServed(Served):
-    """A namespace whose process loads the compiled wire beside the other modules of this checkout."""
+    """A namespace whose process runs the compiled build."""
 
-    def __init__(self, data: Path, wire: Path) -> None:
+    def __init__(self, data: Path) -> None:
         super().__init__(data)
-        (wire / "wire").symlink_to(COMPILED / "pairbus" / "wire")
-        self.program = (sys.executable, "-c", WITH_COMPILED_WIRE, str(wire))
-        self.environment = {"PYTHONPATH": os.pathsep.join([str(HERE / "src"), str(COMPILED)])}
+        self.program = (sys.executable, "-m", "pairbus.cli.main")
+        self.environment = {"PYTHONPATH": str(COMPILED)}
 
     @property
     def libraries(self) -> set[str]:
@@ -61,19 +58,21 @@ class CompiledServed(Served):
         assert self._process is not None
         maps = Path(f"/proc/{self._process.pid}/maps").read_text("ascii").splitlines()
         loaded = {Path(line.split()[-1]) for line in maps if line.endswith(".so")}
-        return {path.name.partition(".")[0] for path in loaded if path.parent == COMPILED / "pairbus" / "wire"}
+        inside = [path.relative_to(COMPILED) for path in loaded if path.is_relative_to(COMPILED)]
+        return {str(path).partition(".")[0] for path in inside}
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompiledServed]:
-    with CompiledServed(tmp_path_factory.mktemp("hostile") / "contoso", tmp_path_factory.mktemp("wire")) as process:
+    with CompiledServed(tmp_path_factory.mktemp("hostile") / "contoso") as process:
         asyncio.run(prepare(process))
         visit(process)
         yield process
 
 
-def test_compiled_wire_is_loaded(compiled: CompiledServed) -> None:
-    assert {"connection", "message"} <= compiled.libraries  # the others are part of a library that these load
+def test_compiled_modules_are_loaded(compiled: CompiledServed) -> None:
+    # Those that another compiled module loads first are a part of the library that all of them share.
+    assert {"pairbus/wire/connection", "pairbus/callbacks"} <= compiled.libraries
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,12 +29,12 @@ from pairbus.ledger import (
     OperationKind,
     Stage,
 )
+from pairbus.server.clock import SystemClock
 from pairbus.server.counters import Counters
 from pairbus.server.event_recorder import EventRecorder
 from pairbus.server.host import NamespaceHost
 from pairbus.server.metering import OperationMeter, SendMeter, path_of_address
 from pairbus.server.outbox import Outbox
-from pairbus.server.process import SystemClock
 from pairbus.store import GroupCommitter, StoreError
 from pairbus.store.errors import StoreFailedError
 from pairbus.store.memory import MemoryStore

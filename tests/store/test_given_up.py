@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -11,8 +10,10 @@ from typing import TypeAlias
 import pytest
 
 from pairbus.broker import NewMessage, QueueDescription
-from pairbus.store import CommitInDoubtError, GroupCommitter, LmdbStore
+from pairbus.store import CommitInDoubtError, GroupCommitter
 from pairbus.store.errors import StoreClosedError, StoreInUseError
+from pairbus.store.faulty import FaultyStore, StoreTrouble
+from pairbus.store.keyvalue import KeyValueStore
 from tests.durability.namespace import NOW, QUEUE, contents, make_namespace
 from tests.store.test_probe import FAILURE, WAIT_S, Reported, SlowStore
 
@@ -115,19 +116,15 @@ def test_committer_abandoned_while_no_commit_runs_is_closed_at_once(stage: Stage
         namespace.send(QUEUE, [NewMessage(b"late")], NOW)
 
 
-def test_directory_is_unlocked_when_the_commit_ends_after_the_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = threading.Event()
+def test_directory_is_unlocked_when_the_commit_ends_after_the_loop(tmp_path: Path) -> None:
     woken = Woken()
-    keeper = GroupCommitter.open(tmp_path, make_namespace, NOW, wake=woken)
-    write = LmdbStore.write
+    stores: list[FaultyStore] = []
 
-    def held_up(store: LmdbStore, transaction: object) -> None:
-        assert gate.wait(WAIT_S)
-        write(store, transaction)  # type: ignore[arg-type]
+    def stalling(store: KeyValueStore) -> KeyValueStore:
+        stores.append(FaultyStore(store, lambda: StoreTrouble.STALL))
+        return stores[0]
 
-    monkeypatch.setattr(LmdbStore, "write", held_up)
+    keeper = GroupCommitter.open(tmp_path, make_namespace, NOW, wake=woken, wrap_store=stalling)
     keeper.namespace.create_queue("orders", QueueDescription(), NOW)
     keeper.namespace.send(QUEUE, [NewMessage(b"one")], NOW)
     keeper.commit(NOW)
@@ -135,8 +132,8 @@ def test_directory_is_unlocked_when_the_commit_ends_after_the_loop(
     woken.is_closed = True
     with pytest.raises(StoreInUseError):
         GroupCommitter.open(tmp_path, make_namespace, NOW)
-    gate.set()
-    assert keeper._thread is not None
-    keeper._thread.join(WAIT_S)
+    stores[0].resume()
+    assert keeper._commit_thread is not None
+    keeper._commit_thread.join(WAIT_S)
     with GroupCommitter.open(tmp_path, make_namespace, NOW) as again:
         assert [found.body for found in contents(again.namespace)] == [b"one"]

@@ -1,47 +1,43 @@
-"""The compiled build behaves like the plain one: the same tests pass against it."""
+"""The build that is tested is the one that was asked for: `make compiled-tests` runs the same tests on the other."""
 
 from __future__ import annotations
 
+import ast
 import os
-import subprocess
-import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from pairbus.build import build
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+EXPECTED: Final = "compiled" if os.environ.get("PAIRBUS_EXPECT_COMPILED") == "1" else "plain Python"
+"""Set by the Makefile."""
 
 
-BUILD = ROOT / "build" / "compiled"
-"""Where ``make compiled`` puts the compiled build; CI makes it before the tests."""
+def listed() -> list[str]:
+    """Return the modules that setup.py compiles."""
+    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    values = [node.value for node in tree.body if isinstance(node, ast.Assign) and "COMPILED" in ast.unparse(node)]
+    modules: list[str] = ast.literal_eval(values[0])
+    return modules
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_wire_tests_pass_with_compiled_build(tmp_path: Path) -> None:
-    build = BUILD if is_current(BUILD / ".ready") else compiled(tmp_path / "compiled")
-    # The plain build is tested with many more examples, and what these find is in the sources.
-    environment = {**os.environ, "PYTHONPATH": str(build), "PAIRBUS_EXPECT_COMPILED": "1", "CI": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "tests/wire", "tests/peers"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-
-
-def is_current(mark: Path) -> bool:
-    """Return whether nothing has changed since the compiled build."""
-    sources = (ROOT / "src").rglob("*.py")
-    return mark.exists() and mark.stat().st_mtime > max(source.stat().st_mtime for source in sources)
-
-
-def compiled(build: Path) -> Path:
-    options = ["--quiet", "--no-build-isolation", "--no-deps", "--target", str(build)]
-    environment = {**os.environ, "PAIRBUS_COMPILE": "1"}
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(ROOT)], env=environment, check=True)
-    return build
+def test_listed_modules_exist_once_in_order() -> None:
+    assert listed() == sorted(set(listed()))
+    assert [path for path in listed() if not (ROOT / path).is_file()] == []
 
 
 def test_requested_build_is_tested() -> None:
-    from pairbus.wire import connection
+    assert build() == EXPECTED
 
-    compiled = not str(connection.__file__).endswith(".py")
-    assert compiled == (os.environ.get("PAIRBUS_EXPECT_COMPILED") == "1")
+
+@pytest.mark.parametrize("path", listed())
+def test_module_is_compiled_in_the_compiled_build_alone(path: str) -> None:
+    found = find_spec(path.removeprefix("src/").removesuffix(".py").replace("/", "."))
+    assert found is not None
+    assert found.origin is not None
+    assert found.origin.endswith(".py") == (EXPECTED == "plain Python")

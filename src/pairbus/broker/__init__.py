@@ -8,86 +8,88 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pairbus.broker.descriptions import (
-    DEFAULT_RULE,
-    AuthorizationRule,
-    CorrelationFilter,
-    EntityDescription,
-    EntityRecord,
-    EntityStatus,
-    FalseFilter,
-    FilterDescription,
-    Instant,
-    QueueDescription,
-    Right,
-    RuleDescription,
-    Span,
-    SqlActionDescription,
-    SqlFilterDescription,
-    SubscriptionDescription,
-    TopicDescription,
-    TrueFilter,
-    Value,
-    ZonelessInstant,
-)
-from pairbus.broker.entity import EntityInfo
-from pairbus.broker.errors import (
-    BrokerError,
-    EntityDisabledError,
-    EntityExistsError,
-    EntityNotFoundError,
-    EntityUnavailableError,
-    HeaderSizeExceededError,
-    InvalidDescriptionError,
-    InvalidExpressionError,
-    InvalidMessageError,
-    InvalidNameError,
-    InvalidOperationError,
-    InvalidRequestError,
-    LockLostError,
-    MessageNotFoundError,
-    MessageSizeExceededError,
-    QuotaExceededError,
-    RuleBudgetExceededError,
-    RuleQuotaExceededError,
-    SessionLockedError,
-    SessionLockLostError,
-    SessionRequiredError,
-)
-from pairbus.broker.limits import PREMIUM, RELAXED, STANDARD, Limits
-from pairbus.broker.message import (
-    NEVER,
-    NO_PROPERTIES,
-    Address,
-    Amendments,
-    DeliveredMessage,
-    MessageState,
-    NewMessage,
-    PropertyView,
-    QueueId,
-    QueuePart,
-    Record,
-)
-from pairbus.broker.namespace import Namespace, SessionGrant
-from pairbus.broker.ports import (
-    AccessChanged,
-    EntityGone,
-    EventSink,
-    IndexFault,
-    IndexReloaded,
-    MessageEvent,
-    Notice,
-    Quarantined,
-    Records,
-    SessionLost,
-)
-from pairbus.broker.repair import IndexAudit
-from pairbus.broker.restoration import NamespaceRestore
-from pairbus.broker.rules import Rule
-from pairbus.broker.settlement import COMPLETE, SettlementKind, SettlementRequest
-from pairbus.broker.sql import MISSING, EvaluationError, Missing
-from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation
-from pairbus.renamed import renamed
+from pairbus.renamed import searched
+
+if TYPE_CHECKING:  # at run time they are imported when they are first used
+    from pairbus.broker.descriptions import (
+        DEFAULT_RULE,
+        AuthorizationRule,
+        CorrelationFilter,
+        EntityDescription,
+        EntityRecord,
+        EntityStatus,
+        FalseFilter,
+        FilterDescription,
+        Instant,
+        QueueDescription,
+        Right,
+        RuleDescription,
+        Span,
+        SqlActionDescription,
+        SqlFilterDescription,
+        SubscriptionDescription,
+        TopicDescription,
+        TrueFilter,
+        Value,
+        ZonelessInstant,
+    )
+    from pairbus.broker.entity import EntityInfo
+    from pairbus.broker.errors import (
+        BrokerError,
+        EntityDisabledError,
+        EntityExistsError,
+        EntityNotFoundError,
+        EntityUnavailableError,
+        HeaderSizeExceededError,
+        InvalidDescriptionError,
+        InvalidExpressionError,
+        InvalidMessageError,
+        InvalidNameError,
+        InvalidOperationError,
+        InvalidRequestError,
+        LockLostError,
+        MessageNotFoundError,
+        MessageSizeExceededError,
+        QuotaExceededError,
+        RuleBudgetExceededError,
+        RuleQuotaExceededError,
+        SessionLockedError,
+        SessionLockLostError,
+        SessionRequiredError,
+    )
+    from pairbus.broker.limits import PREMIUM, RELAXED, STANDARD, Limits
+    from pairbus.broker.message import (
+        NEVER,
+        NO_PROPERTIES,
+        Address,
+        Amendments,
+        DeliveredMessage,
+        MessageState,
+        NewMessage,
+        PropertyView,
+        QueueId,
+        QueuePart,
+        Record,
+    )
+    from pairbus.broker.namespace import Namespace, SessionGrant
+    from pairbus.broker.ports import (
+        AccessChanged,
+        EntityGone,
+        EventSink,
+        IndexFault,
+        IndexReloaded,
+        MessageEvent,
+        Notice,
+        Quarantined,
+        Records,
+        SessionLost,
+    )
+    from pairbus.broker.repair import IndexAudit
+    from pairbus.broker.restoration import NamespaceRestore
+    from pairbus.broker.rules import Rule
+    from pairbus.broker.settlement_request import COMPLETE, SettlementKind, SettlementRequest
+    from pairbus.broker.sql import MISSING, EvaluationError, Missing
+    from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation
 
 __all__ = [
     "COMPLETE",
@@ -173,9 +175,25 @@ __all__ = [
     "ZonelessInstant",
 ]
 
-if not TYPE_CHECKING:  # type checkers only see the new names
-    __getattr__ = renamed(
+if not TYPE_CHECKING:
+    __getattr__ = searched(
         __name__,
+        [
+            "pairbus.broker.descriptions",
+            "pairbus.broker.errors",
+            "pairbus.broker.limits",
+            "pairbus.broker.message",
+            "pairbus.broker.entity",
+            "pairbus.broker.namespace",
+            "pairbus.broker.ports",
+            "pairbus.broker.repair",
+            "pairbus.broker.restoration",
+            "pairbus.broker.rules",
+            "pairbus.broker.settlement_request",
+            "pairbus.broker.sql.evaluation",
+            "pairbus.broker.sql.syntax",
+            "pairbus.broker.transaction",
+        ],
         {
             "Chronicle": "EventSink",
             "Delivery": "DeliveredMessage",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from pairbus.broker.context import BrokerContext
 from pairbus.broker.descriptions import (
@@ -47,6 +47,7 @@ from pairbus.broker.queue import OnDue, Queue, Usage
 from pairbus.broker.rules import Rule, is_sql_filter, make_rule
 from pairbus.broker.session import Lock, QueueSession
 from pairbus.broker.validation import (
+    Unchecked,
     check_address,
     check_description,
     check_keys,
@@ -94,14 +95,14 @@ class Catalogue:
             raise EntityNotFoundError(f"there is no queue or topic '{path}'", path)
         return entity
 
-    def topic(self, path: str) -> TopicEntity:
+    def topic(self, path: Unchecked) -> TopicEntity:
         check_name_text(path)
         entity = self._destinations.get(path.lower())
         if not isinstance(entity, TopicEntity):
             raise EntityNotFoundError(f"there is no topic '{path}'", path)
         return entity
 
-    def subscription(self, topic: str, name: str) -> SubscriptionEntity:
+    def subscription(self, topic: Unchecked, name: Unchecked) -> SubscriptionEntity:
         check_name_text(name)
         subscription = self.topic(topic).subscriptions.get(name.lower())
         if subscription is None:
@@ -109,21 +110,21 @@ class Catalogue:
             raise EntityNotFoundError(f"there is no subscription '{name}' of '{topic}'", path)
         return subscription
 
-    def entity(self, address: Address) -> Entity:
+    def entity(self, address: Unchecked) -> Entity:
         """Return the entity at an address; names compare without regard to case."""
         check_address(address)
         if address.subscription is None:
             return self.destination(address.entity)
         return self.subscription(address.entity, address.subscription)
 
-    def holder(self, address: Address) -> ReceivableEntity:
+    def holder(self, address: Unchecked) -> ReceivableEntity:
         """Return the queue or subscription at an address."""
         entity = self.entity(address)
         if isinstance(entity, TopicEntity):
             raise InvalidOperationError(f"'{entity.path}' is a topic: receive from its subscriptions", entity.path)
         return entity
 
-    def queue(self, address: Address) -> Queue:
+    def queue(self, address: Unchecked) -> Queue:
         queue = self._queues.get(address)
         if queue is not None:
             return queue
@@ -132,7 +133,7 @@ class Catalogue:
             return holder.main
         return holder.dead_letters if address.part is QueuePart.DEAD_LETTER else holder.transfer_dead_letters
 
-    def find_queue(self, address: Address) -> Queue | None:
+    def find_queue(self, address: Unchecked) -> Queue | None:
         """Return a part of a queue or subscription; ``None`` if there is none at the address."""
         return self._queues.get(address)
 
@@ -175,7 +176,7 @@ class Catalogue:
 
     # Creation
 
-    def create(self, path: str, description: QueueDescription | TopicDescription, now_ms: int) -> Destination:
+    def create(self, path: Unchecked, description: QueueDescription | TopicDescription, now_ms: int) -> Destination:
         check_path(path, self._context.limits)
         check_description(path, description, self._context.limits)
         if path.lower() in self._destinations:
@@ -189,7 +190,7 @@ class Catalogue:
         return entity
 
     def create_subscription(
-        self, topic: TopicEntity, name: str, description: SubscriptionDescription, rule: RuleDescription, now_ms: int
+        self, topic: TopicEntity, name: Unchecked, description: SubscriptionDescription, rule: Unchecked, now_ms: int
     ) -> SubscriptionEntity:
         limits = self._context.limits
         check_name(name, limits)
@@ -365,7 +366,7 @@ class Catalogue:
 
     # Rules
 
-    def add_rule(self, subscription: SubscriptionEntity, description: RuleDescription, now_ms: int) -> Rule:
+    def add_rule(self, subscription: SubscriptionEntity, description: Unchecked, now_ms: int) -> Rule:
         check_rule(subscription.full_path, description)
         if subscription.rules.get(description.name) is not None:
             raise EntityExistsError(f"a rule '{description.name}' already exists", subscription.full_path)
@@ -376,7 +377,7 @@ class Catalogue:
         subscription.touch(now_ms)
         return rule
 
-    def update_rule(self, subscription: SubscriptionEntity, description: RuleDescription) -> Rule:
+    def update_rule(self, subscription: SubscriptionEntity, description: Unchecked) -> Rule:
         check_rule(subscription.full_path, description)
         before = self.rule(subscription, description.name)
         self._check_rule_count(subscription.topic, description, before)
@@ -384,7 +385,7 @@ class Catalogue:
         self._put_rule(subscription, rule)
         return rule
 
-    def rule(self, subscription: SubscriptionEntity, name: str) -> Rule:
+    def rule(self, subscription: SubscriptionEntity, name: Unchecked) -> Rule:
         check_name_text(name)
         rule = subscription.rules.get(name)
         if rule is None:
@@ -393,7 +394,7 @@ class Catalogue:
             )
         return rule
 
-    def remove_rule(self, subscription: SubscriptionEntity, name: str) -> None:
+    def remove_rule(self, subscription: SubscriptionEntity, name: Unchecked) -> None:
         rule = self.rule(subscription, name)
         subscription.rules.remove(rule)
         self._context.records.remove_rule(subscription.id, rule.position)
@@ -413,7 +414,7 @@ class Catalogue:
         self._context.records.put_rule(subscription.id, rule.position, rule.description, rule.created_ms)
         subscription.rules.add(rule)
 
-    def _new_rule(self, path: str, description: RuleDescription, position: int, created_ms: int) -> Rule:
+    def _new_rule(self, path: str, description: Unchecked, position: int, created_ms: int) -> Rule:
         check_rule(path, description)
         if description.name != DEFAULT_RULE:
             check_name(description.name, self._context.limits)
@@ -536,7 +537,7 @@ class AuthorizationRules:
         self._catalogue = catalogue
         self.rules: tuple[AuthorizationRule, ...] = ()
 
-    def set_rules(self, rules: Sequence[AuthorizationRule]) -> None:
+    def set_rules(self, rules: Unchecked) -> None:
         check_list(rules, "authorization rules")
         if not all(is_authorization_rule(rule) for rule in rules):
             raise InvalidDescriptionError("rules must be a list of AuthorizationRule", _NAMESPACE)
@@ -551,7 +552,7 @@ class AuthorizationRules:
     def restore(self, rules: Sequence[AuthorizationRule]) -> None:
         self.rules = tuple(rules)
 
-    def candidates(self, key_name: str, address: Address | None) -> list[AuthorizationRule]:
+    def candidates(self, key_name: str, address: Any) -> list[AuthorizationRule]:
         """Return the rules of that name that grant access to an address: the entity's own, then the namespace's.
 
         An entity that does not exist has no rules, so an unauthorized caller cannot find out whether it exists.
@@ -559,7 +560,7 @@ class AuthorizationRules:
         name = key_name.lower()
         return [rule for rule in (*self._entity_rules(address), *self.rules) if rule.name.lower() == name]
 
-    def _entity_rules(self, address: Address | None) -> tuple[AuthorizationRule, ...]:
+    def _entity_rules(self, address: Any) -> tuple[AuthorizationRule, ...]:
         if address is None:
             return ()
         try:
@@ -576,7 +577,7 @@ class Lookup:
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
 
-    def entity_itself(self, address: Address) -> Entity:
+    def entity_itself(self, address: Unchecked) -> Entity:
         """Return the entity at an address; raise ``InvalidOperationError`` if the address names a part of one."""
         check_address(address)
         if address.part is not QueuePart.MAIN:
@@ -586,13 +587,13 @@ class Lookup:
             )
         return self._catalogue.entity(address)
 
-    def sendable(self, address: Address) -> Destination:
+    def sendable(self, address: Unchecked) -> Destination:
         check_address(address)
         if address.subscription is not None or address.part is not QueuePart.MAIN:
             raise InvalidOperationError(f"'{address}' cannot be sent to: send to its queue or topic", str(address))
         return self._catalogue.destination(address.entity)
 
-    def receivable(self, address: Address) -> tuple[ReceivableEntity, Queue]:
+    def receivable(self, address: Unchecked) -> tuple[ReceivableEntity, Queue]:
         check_address(address)
         queue = self._catalogue.queue(address)
         holder = self._catalogue.holder_of(queue)
@@ -605,7 +606,7 @@ class Lookup:
             raise InvalidOperationError(_why_not_here(address, holder, description.forward_to), holder.full_path)
         return holder, queue
 
-    def session(self, queue: Queue, token: bytes | None, now_ms: int) -> QueueSession | None:
+    def session(self, queue: Queue, token: Unchecked, now_ms: int) -> QueueSession | None:
         """Return the session that a token belongs to; ``None`` if the queue has no sessions."""
         if queue.sessions is None:
             if token is not None:
@@ -621,14 +622,14 @@ class Lookup:
             )
         return session
 
-    def held(self, address: Address, token: bytes, now_ms: int) -> tuple[Queue, QueueSession]:
+    def held(self, address: Unchecked, token: Unchecked, now_ms: int) -> tuple[Queue, QueueSession]:
         queue = self._catalogue.queue(address)
         session = self.session(queue, token, now_ms)
         if session is None:
             raise InvalidOperationError(f"'{address}' has no sessions", str(address))
         return queue, session
 
-    def locked(self, address: Address, token: bytes, now_ms: int) -> tuple[Queue, Lock]:
+    def locked(self, address: Unchecked, token: Unchecked, now_ms: int) -> tuple[Queue, Lock]:
         check_token(token)
         queue = self._catalogue.queue(address)
         lock = queue.lock_by_token(token)

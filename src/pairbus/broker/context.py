@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -127,6 +127,11 @@ class Deadlines:
 
     def add(self, due_ms: int, key: int) -> None:
         heappush(self._heap, due_ms << _SHIFT | key)
+
+    def extend(self, deadlines: Iterable[tuple[int, int]]) -> None:
+        """Add many deadlines, each with its time and number: faster than one by one."""
+        self._heap += [due_ms << _SHIFT | key for due_ms, key in deadlines]
+        heapify(self._heap)
 
     def drop(self) -> None:
         """Count one entry as stale; remove all stale entries once they are the majority."""

@@ -18,15 +18,13 @@ from pairbus.broker.queue import Queue, Usage
 from pairbus.broker.rules import Rules
 
 
-class ReceivableEntity:
-    """An entity that holds messages for receivers: a queue or a subscription, with its two sub-queues."""
+class _MessageHolder:
+    """The common part of queues and subscriptions, each of which has a ``description`` of its own type."""
 
     __slots__ = (
         "accessed_ms", "created_ms", "dead_letters", "id", "main", "path", "transfer_dead_letters", "updated_ms",
         "usage",
     )  # fmt: skip
-
-    description: QueueDescription | SubscriptionDescription
 
     def __init__(
         self, record: EntityRecord, usage: Usage, main: Queue, dead_letters: Queue, transfer_dead_letters: Queue
@@ -61,7 +59,7 @@ class ReceivableEntity:
         self.accessed_ms = max(self.accessed_ms, now_ms)
 
 
-class QueueEntity(ReceivableEntity):
+class QueueEntity(_MessageHolder):
     """A queue of the namespace."""
 
     __slots__ = ("description", "duplicates")
@@ -76,7 +74,7 @@ class QueueEntity(ReceivableEntity):
     ) -> None:
         main, dead_letters, transfer_dead_letters = queues
         super().__init__(record, usage, main, dead_letters, transfer_dead_letters)
-        self.description: QueueDescription = description
+        self.description = description
         self.duplicates = duplicates
 
     @property
@@ -89,7 +87,7 @@ class QueueEntity(ReceivableEntity):
         return 1
 
 
-class SubscriptionEntity(ReceivableEntity):
+class SubscriptionEntity(_MessageHolder):
     """A subscription: a queue that a topic fills through rules."""
 
     __slots__ = ("description", "rules", "topic")
@@ -103,7 +101,7 @@ class SubscriptionEntity(ReceivableEntity):
     ) -> None:
         main, dead_letters, transfer_dead_letters = queues
         super().__init__(record, topic.usage, main, dead_letters, transfer_dead_letters)
-        self.description: SubscriptionDescription = description
+        self.description = description
         self.topic = topic
         self.rules = Rules()
 
@@ -167,6 +165,9 @@ class TopicEntity:
         """Record that the topic is in use."""
         self.accessed_ms = max(self.accessed_ms, now_ms)
 
+
+ReceivableEntity = QueueEntity | SubscriptionEntity
+"""An entity that holds messages for receivers, with its two sub-queues."""
 
 Entity = QueueEntity | TopicEntity | SubscriptionEntity
 Destination = QueueEntity | TopicEntity

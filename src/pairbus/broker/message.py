@@ -129,6 +129,26 @@ class Record(NamedTuple):
     """True if it came from a backlog."""
 
 
+class RecordBatch:
+    """Stored records of one queue, in the order of their sequence numbers, with what its index needs of each.
+
+    Most messages are ready: active, and in no session. Of these only numbers are kept, and of all others the records.
+    """
+
+    __slots__ = ("expiries", "last_body_id", "others", "ready", "sequences", "shared_bodies", "size_bytes")
+
+    def __init__(self) -> None:
+        self.sequences: list[int] = []
+        self.size_bytes = 0
+        self.expiries: list[tuple[int, int]] = []
+        """The expiry and the sequence number of each message that expires."""
+        self.last_body_id = 0
+        """The highest one."""
+        self.shared_bodies: list[int] = []
+        self.ready: list[int] = []
+        self.others: list[Record] = []
+
+
 def placed(record: Record, sequence: int, enqueued_ms: int, body_id: int, shared: bool) -> Record:
     """Return the record of a message as a queue stores it. ``_replace`` would take more than twice as long."""
     (

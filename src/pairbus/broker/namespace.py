@@ -24,7 +24,7 @@ from pairbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from pairbus.broker.entity import Destination, Entity, EntityInfo, ReceivableEntity, TopicEntity, entity_info
+from pairbus.broker.entity import Entity, EntityInfo, ReceivableEntity, TopicEntity, entity_info
 from pairbus.broker.errors import (
     EntityNotFoundError,
     InvalidOperationError,
@@ -42,7 +42,8 @@ from pairbus.broker.restoration import NamespaceRestore
 from pairbus.broker.router import Router
 from pairbus.broker.rules import Rule
 from pairbus.broker.session import Sequences
-from pairbus.broker.settlement import COMPLETE, Receiving, Settlement, SettlementKind, SettlementRequest, check_verdict
+from pairbus.broker.settlement import Receiving, Settlement, check_verdict
+from pairbus.broker.settlement_request import COMPLETE, SettlementKind, SettlementRequest
 from pairbus.broker.transaction import Transaction, TransactionOperation, check_send
 from pairbus.broker.validation import (
     check_address,
@@ -249,7 +250,7 @@ class Namespace:
         entity = self._lookup.entity_itself(address)
         check_settings(entity.full_path, description, type(entity.description))
         self._catalogue.update(entity, description, now_ms)
-        if isinstance(entity, ReceivableEntity):
+        if not isinstance(entity, TopicEntity):
             self._schedule_forwarding(entity)
             for queue in entity.queues():  # what could not be received before may be receivable now
                 queue.wake()
@@ -339,19 +340,7 @@ class Namespace:
         entity = self._lookup.sendable(address)
         size = check_send(entity, messages, self._limits)
         self._records.admit(size, len(messages) * entity.copies)
-        if len(messages) == 1:
-            return self._accept(entity, messages, now_ms)
-        with self._router.bounded(len(messages)):
-            return self._accept(entity, messages, now_ms)
-
-    def _accept(self, entity: Destination, messages: Sequence[NewMessage], now_ms: int) -> list[int | None]:
-        if isinstance(entity, TopicEntity):
-            return self._router.publish(entity, messages, now_ms)
-        if entity.duplicates is not None and len(messages) > 1:
-            self._router.screen(entity, messages, now_ms)
-        entity.touch(now_ms)
-        accept = self._router.accept
-        return [accept(entity, message, now_ms) for message in messages]
+        return self._router.accept_all(entity, messages, now_ms)
 
     def check_send(self, address: Address, messages: Sequence[NewMessage], now_ms: int) -> None:
         """Raise what ``send`` would raise for these messages, regardless of the store's free space."""
@@ -732,7 +721,7 @@ class Namespace:
         if queue is None or queue.is_suspended:
             return None
         holder = self._catalogue.owner_of(queue)
-        if not isinstance(holder, ReceivableEntity):
+        if isinstance(holder, TopicEntity):
             return None
         description = holder.description
         forwards = address.part is QueuePart.MAIN and description.forward_to is not None

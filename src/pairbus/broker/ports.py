@@ -7,7 +7,7 @@ read back at once, durable or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -140,10 +140,11 @@ class BodyStore:
     def restore_last_id(self, body_id: int) -> None:
         self._last_id = max(self._last_id, body_id)
 
-    def restore(self, record: Record) -> None:
-        self._last_id = max(self._last_id, record.body_id)
-        if record.shared:
-            self._copies[record.body_id] = self._copies.get(record.body_id, 0) + 1
+    def restore_shared(self, body_ids: Iterable[int]) -> None:
+        """Count the references of records to bodies that others may refer to as well."""
+        copies = self._copies
+        for body_id in body_ids:
+            copies[body_id] = copies.get(body_id, 0) + 1
 
 
 class MessageEvent(Enum):
@@ -190,6 +191,9 @@ class EventSink(Protocol):
         """Record an event of a message in a queue. ``body`` is given for an accepted message, and for a found one if
         ``wants_body`` asks for it.
         """
+
+    def wants_found(self) -> bool:
+        """Return whether events of messages that are found in the store are needed: their records are decoded then."""
 
     def wants_body(self, address: Address, /) -> bool:
         """Return whether the bodies of messages that are found in a queue are needed."""

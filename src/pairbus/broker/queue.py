@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Final, TypeAlias
 from zlib import crc32
 
 from pairbus.broker.context import BrokerContext, Deadlines
-from pairbus.broker.message import NEVER, Address, MessageState, QueueId, Record, unreadable
+from pairbus.broker.message import NEVER, Address, MessageState, QueueId, Record, RecordBatch, unreadable
 from pairbus.broker.ports import MessageEvent
 from pairbus.broker.session import Lock, QueueSession, QueueSessions, Sequences
 
@@ -210,6 +211,9 @@ class Queue:
     def index(self, record: Record) -> None:
         """Index a message by the state in its record."""
         self.present.add(record.sequence)
+        self._index_present(record)
+
+    def _index_present(self, record: Record) -> None:
         if self.sessions is not None and record.session_id is not None:
             self.sessions.open(record.session_id).present.add(record.sequence)
         if record.expires_ms != NEVER:
@@ -390,6 +394,29 @@ class Queue:
         self.usage.size_bytes += record.size
         self.restore_last_sequence(record.sequence >> PARTITION_SHIFT, record.sequence)
         self.index(record)
+
+    def restore_all(self, batch: RecordBatch) -> None:
+        """Restore messages whose sequence numbers are all higher than those of the messages here."""
+        self.stored_count += len(batch.sequences)
+        self.size_bytes += batch.size_bytes
+        self.usage.size_bytes += batch.size_bytes
+        self.present.extend(batch.sequences)
+        for partition, sequences in self._by_partition(batch.sequences):
+            self.restore_last_sequence(partition, sequences[-1])
+        for partition, sequences in self._by_partition(batch.ready):
+            self._ready[partition].extend(sequences)
+            self._context.woken[self.address] = None
+        if batch.expiries:
+            self.expiries.extend(batch.expiries)
+            self._context.timers.plan(self, min(batch.expiries)[0])
+        for record in batch.others:
+            self._index_present(record)
+
+    def _by_partition(self, sequences: list[int]) -> Iterable[tuple[int, list[int]]]:
+        """Split sequence numbers in ascending order by the partitions that assigned them."""
+        if not sequences or sequences[0] >> PARTITION_SHIFT == sequences[-1] >> PARTITION_SHIFT:
+            return [(sequences[0] >> PARTITION_SHIFT, sequences)] if sequences else []
+        return [(partition, [*group]) for partition, group in groupby(sequences, lambda each: each >> PARTITION_SHIFT)]
 
     # Repair
 

@@ -10,7 +10,7 @@ from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDes
 from pairbus.broker.duplicates import DuplicateCleanup
 from pairbus.broker.entity import QueueEntity, ReceivableEntity, TopicEntity
 from pairbus.broker.housekeeping import DeletedEntity, Housekeeping
-from pairbus.broker.message import MessageState, QueueId, Record, unreadable
+from pairbus.broker.message import MessageState, QueueId, Record, RecordBatch, unreadable
 from pairbus.broker.ports import MessageEvent
 from pairbus.broker.queue import PARTITION_SHIFT, Queue
 from pairbus.broker.repair import LostMessages, Quarantine
@@ -74,22 +74,27 @@ class NamespaceRestore:
         queue.restore_last_sequence(partition, sequence)
         return True
 
-    def records(self, place: QueueId, records: Iterable[Record]) -> int:
-        """Restore the messages of one queue, in the order of their sequence numbers; return their number."""
+    @property
+    def needs_records(self) -> bool:
+        """Return whether batches must have the records of all messages, because an event reports each of them."""
+        event_sink = self._context.event_sink
+        return event_sink is not None and event_sink.wants_found()
+
+    def records(self, place: QueueId, batch: RecordBatch) -> int:
+        """Restore the next messages of a queue; return how many there are, of a queue that exists."""
         self._catalogue.restore_last_id(place.entity_id)
+        self._context.bodies.restore_last_id(batch.last_body_id)
+        self._context.bodies.restore_shared(batch.shared_bodies)
         queue = self._queue_at(place)
-        bodies = self._context.bodies
-        orphans = Sequences()
-        for record in records:
-            bodies.restore(record)
-            if queue is not None:
-                queue.restore(record)
+        if queue is None:
+            if place.entity_id not in self._left_alone:
+                self._orphans.setdefault(place, Sequences()).extend(batch.sequences)
+            return 0
+        queue.restore_all(batch)
+        if self.needs_records:
+            for record in batch.others:
                 self._note(queue, record)
-            else:
-                orphans.add(record.sequence)
-        if queue is None and place.entity_id not in self._left_alone:
-            self._orphans[place] = orphans
-        return 0 if queue is None else len(queue)
+        return len(batch.sequences)
 
     def damaged_record(self, place: QueueId, sequence: int) -> bool:
         """Make ``finish`` leave a stub of a message whose record cannot be read; return whether an entity claims it."""
@@ -126,7 +131,7 @@ class NamespaceRestore:
         """Restore a session state; return whether an entity claims it."""
         self._catalogue.restore_last_id(entity_id)
         entity = self._catalogue.by_id(entity_id)
-        if not isinstance(entity, ReceivableEntity) or entity.main.sessions is None:
+        if entity is None or isinstance(entity, TopicEntity) or entity.main.sessions is None:
             return entity_id in self._left_alone
         entity.main.sessions.open(session_id).state_updated_ms = updated_ms
         return True

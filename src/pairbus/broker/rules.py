@@ -90,20 +90,27 @@ class LazyView:
 class RuleSubject:
     """The current properties of a message: the sender's, with all changes made since."""
 
-    __slots__ = ("_record", "_system", "_user", "_view", "spend")
+    __slots__ = ("_changed", "_record", "_system", "_user", "_view", "spend")
 
     def __init__(self, record: Record, view: LazyView, budget: RuleBudget) -> None:
         self._record = record
         self._view = view
         self.spend = budget.spend
         amendments = record.amendments
-        self._user = {} if amendments is None else {name.lower(): value for name, value in amendments.user.items()}
+        self._changed = {} if amendments is None else {name.lower(): value for name, value in amendments.user.items()}
+        self._user: dict[str, Value | Missing] = {}
+        """The values by the names as expressions spell them: the rules of a topic ask for the same ones."""
         self._system = {} if amendments is None else dict(amendments.system)
 
     def user(self, name: str) -> Value | Missing:
-        if self._user and (key := name.lower()) in self._user:
-            return self._user[key]
-        return _asked(self._view.get().user, name)
+        if name in self._user:
+            return self._user[name]
+        if self._changed and (key := name.lower()) in self._changed:
+            value = self._changed[key]
+        else:
+            value = _asked(self._view.get().user, name)
+        self._user[name] = value
+        return value
 
     def system(self, name: str) -> Value:
         if name in self._system:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from pairbus.broker.context import Deadlines
 from pairbus.broker.message import NEVER, Record
@@ -63,6 +63,16 @@ class Sequences:
             chunks[-1].append(number)
         else:
             chunks.append(array("q", (number,)))
+
+    def extend(self, numbers: Sequence[int]) -> None:
+        """Add numbers in ascending order, all of them higher than those in the set."""
+        chunks = self._chunks
+        self._count += len(numbers)
+        free = min(CHUNK - len(chunks[-1]) if chunks else 0, len(numbers))
+        if free:
+            chunks[-1].extend(numbers[:free])
+        for start in range(free, len(numbers), CHUNK):
+            chunks.append(array("q", numbers[start : start + CHUNK]))
 
     def pop_first(self) -> int:
         chunk = self._chunks[0]
@@ -176,7 +186,7 @@ class QueueSessions:
             self._by_id[session_id] = self._by_number[session.number] = session
         return session
 
-    def held(self, token: bytes) -> QueueSession | None:
+    def held(self, token: Any) -> QueueSession | None:
         return self._by_token.get(token)
 
     def numbered(self, number: int) -> QueueSession:

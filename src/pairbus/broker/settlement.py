@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
 from pairbus.broker import errors
 from pairbus.broker.context import BrokerContext
-from pairbus.broker.descriptions import Value
 from pairbus.broker.entity import ReceivableEntity
 from pairbus.broker.errors import InvalidOperationError, InvalidRequestError
 from pairbus.broker.limits import Limits
@@ -20,39 +17,10 @@ from pairbus.broker.queue import Queue
 from pairbus.broker.repair import Quarantine
 from pairbus.broker.router import Failure, Router, amended, amendments_bytes
 from pairbus.broker.session import Lock, QueueSession
-from pairbus.broker.validation import check_text, check_values
+from pairbus.broker.settlement_request import SettlementKind, SettlementRequest
+from pairbus.broker.validation import Unchecked, check_text, check_values
 
-
-class SettlementKind(Enum):
-    """The outcome with which a receiver settles a message."""
-
-    COMPLETE = auto()
-    ABANDON = auto()
-    DEFER = auto()
-    DEAD_LETTER = auto()
-    RELEASE = auto()
-    """Return the message without counting a delivery."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettlementRequest:
-    """A settlement outcome with its arguments."""
-
-    disposition: SettlementKind = SettlementKind.COMPLETE
-    properties: Mapping[str, Value] = field(default_factory=dict)
-    """Application properties to set, if the message stays."""
-
-    reason: str | None = None
-    description: str | None = None
-
-    def changes(self) -> dict[str, Value]:
-        """Return the properties to set, including the reason and description of a dead letter."""
-        reasons = {errors.REASON_PROPERTY: self.reason, errors.DESCRIPTION_PROPERTY: self.description}
-        return {**self.properties, **{name: value for name, value in reasons.items() if value is not None}}
-
-
-COMPLETE: Final = SettlementRequest()
-"""The default settlement."""
+_new_tuple: Final = tuple.__new__  # calling the class would take twice as long, for each message
 
 
 class Settlement:
@@ -159,9 +127,9 @@ class Settlement:
             self._context.event_sink.note(event, queue.address, record)
 
 
-def check_verdict(queue: Queue, lock: Lock, verdict: SettlementRequest, limits: Limits) -> None:
+def check_verdict(queue: Queue, lock: Lock, verdict: Unchecked, limits: Limits) -> None:
     where = str(queue.address)
-    if not isinstance(verdict, SettlementRequest) or not isinstance(verdict.disposition, SettlementKind):
+    if not _is_request(verdict):
         raise InvalidRequestError(f"expected a SettlementRequest with a SettlementKind, got {verdict!r}", where)
     check_values(verdict.properties, "the properties to change", where)
     check_text(verdict.reason, "the reason", where)
@@ -173,6 +141,11 @@ def check_verdict(queue: Queue, lock: Lock, verdict: SettlementRequest, limits: 
         raise InvalidOperationError(
             f"'{queue.address}' holds dead letters: complete the message instead", str(queue.address)
         )
+
+
+def _is_request(value: object) -> bool:
+    """Return whether a value is a settlement, of which only the kind is checked."""
+    return isinstance(value, SettlementRequest) and isinstance(value.disposition, SettlementKind)
 
 
 SKIPPED_AT_ONCE: Final = 10_000
@@ -266,7 +239,7 @@ class Receiving:
             return DeliveredMessage(record, body)
         until_ms = now_ms + holder.description.lock_duration_ms if session is None else session.until_ms
         lock = queue.lock(record, until_ms, session)
-        return DeliveredMessage(record, body, lock.token, until_ms)
+        return _new_tuple(DeliveredMessage, (record, body, lock.token, until_ms))
 
     def deferred(
         self, queue: Queue, sequences: Sequence[int], session: QueueSession | None, now_ms: int

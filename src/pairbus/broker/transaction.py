@@ -21,11 +21,12 @@ from pairbus.broker.errors import (
 from pairbus.broker.limits import Limits
 from pairbus.broker.message import Address, NewMessage
 from pairbus.broker.router import Router, capacity, fault_of, message_limit
-from pairbus.broker.settlement import Settlement, SettlementRequest, check_verdict
-from pairbus.broker.validation import check_list, check_number
+from pairbus.broker.settlement import Settlement, check_verdict
+from pairbus.broker.settlement_request import SettlementRequest
+from pairbus.broker.validation import Unchecked, check_list, check_number
 
 
-def check_send(entity: Destination, messages: Sequence[NewMessage], limits: Limits, pending_bytes: int = 0) -> int:
+def check_send(entity: Destination, messages: Unchecked, limits: Limits, pending_bytes: int = 0) -> int:
     """Raise an error if an entity cannot accept these messages; return how many bytes they take."""
     if not entity.description.status.can_send:
         raise EntityDisabledError(
@@ -65,10 +66,10 @@ def _check_batch(entity: Destination, count: int, total: int, limits: Limits) ->
         )
 
 
-def check_message(entity: Destination | None, message: NewMessage, limits: Limits) -> None:
+def check_message(entity: Destination | None, message: Unchecked, limits: Limits) -> None:
     """Raise an error if a message is invalid, for an entity or for one that does not exist (any more)."""
     path = None if entity is None else entity.path
-    if not isinstance(message, NewMessage) or not isinstance(message.body, bytes):
+    if not _is_message(message):
         raise InvalidMessageError(f"expected a NewMessage with a body of bytes, got {message!r:.200}", path)
     maximum = limits.message_bytes if entity is None else message_limit(entity, limits)
     if len(message.body) > maximum:
@@ -87,6 +88,13 @@ def check_message(entity: Destination | None, message: NewMessage, limits: Limit
     fault = fault_of(message, limits)
     if fault is not None:
         raise InvalidMessageError(fault, path)
+
+
+def _is_message(value: object) -> bool:
+    """Return whether a value is a message, whose fields are unchecked: compiled code would trust them after a check
+    with ``isinstance`` in the same function.
+    """
+    return isinstance(value, NewMessage) and isinstance(value.body, bytes)
 
 
 def _requires_session(entity: Destination | None) -> bool:
@@ -128,7 +136,7 @@ class Transaction:
         self._router = router
         self._settlement = settlement
 
-    def check(self, operations: Sequence[TransactionOperation], now_ms: int) -> int:
+    def check(self, operations: Unchecked, now_ms: int) -> int:
         """Raise an error if one of the operations cannot be executed; return the number of messages."""
         limits = self._context.limits
         check_list(operations, "operations")

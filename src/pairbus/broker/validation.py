@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from types import NoneType, UnionType
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeAlias, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from pairbus.broker.descriptions import (
@@ -15,7 +15,6 @@ from pairbus.broker.descriptions import (
     CorrelationFilter,
     EntityDescription,
     FalseFilter,
-    FilterDescription,
     QueueDescription,
     RuleDescription,
     SqlActionDescription,
@@ -33,6 +32,11 @@ from pairbus.entity_settings import FIXED, settings_of
 #
 # Nothing else in the broker checks these again: every value that passes here can be stored, and read after a restart.
 
+Unchecked: TypeAlias = Any
+"""An argument as a caller has passed it. Compiled code raises ``TypeError`` for a value that does not have the declared
+type, so a parameter has this type until its value is checked.
+"""
+
 LATEST_MS: Final = 253_402_300_799_999
 """The last millisecond of the year 9999. A larger value is a time in another unit."""
 
@@ -40,12 +44,12 @@ _VALUES: Final = (bool, int, float, str, bytes, UUID, NoneType)
 _FILTERS: Final = (TrueFilter, FalseFilter, SqlFilterDescription, CorrelationFilter)
 
 
-def check_time(now_ms: int) -> None:
+def check_time(now_ms: Unchecked) -> None:
     if type(now_ms) is not int or not 0 <= now_ms <= LATEST_MS:
         raise InvalidRequestError("the time must be whole milliseconds since 1970")
 
 
-def check_address(address: Address) -> None:
+def check_address(address: Unchecked) -> None:
     if (
         type(address) is Address
         and type(address.entity) is str
@@ -63,33 +67,33 @@ def check_address(address: Address) -> None:
         )
 
 
-def check_name_text(name: str) -> None:
+def check_name_text(name: Unchecked) -> None:
     if not isinstance(name, str):
         raise InvalidRequestError(f"a name must be text, got {name!r:.100}")
 
 
-def check_token(token: bytes) -> None:
+def check_token(token: Unchecked) -> None:
     if not isinstance(token, bytes):
         raise InvalidRequestError(f"a token must be bytes, as in a delivery or a session, got {type(token).__name__}")
 
 
-def check_numbers(numbers: Sequence[int]) -> None:
+def check_numbers(numbers: Unchecked) -> None:
     """Check a list of sequence numbers."""
     if not isinstance(numbers, Sequence) or not all(type(number) is int for number in numbers):
         raise InvalidRequestError("sequence numbers must be a list of integers")
 
 
-def check_list(items: Sequence[object], what: str) -> None:
+def check_list(items: Unchecked, what: str) -> None:
     if not isinstance(items, list | tuple):
         raise InvalidRequestError(f"{what} must be a list, got {type(items).__name__}")
 
 
-def check_number(number: int | None, what: str) -> None:
+def check_number(number: Unchecked, what: str) -> None:
     if number is not None and type(number) is not int:
         raise InvalidRequestError(f"{what} must be a whole number, got {number!r:.100}")
 
 
-def check_values(values: Mapping[str, Any], what: str, entity: str | None) -> None:
+def check_values(values: Unchecked, what: str, entity: str | None) -> None:
     """Check properties or parameters."""
     if not isinstance(values, Mapping):
         raise InvalidRequestError(f"{what} must be a mapping, got {values!r}", entity)
@@ -106,12 +110,12 @@ def _is_in_range(value: object) -> bool:
     return not isinstance(value, int) or -(2**63) <= value < 2**64
 
 
-def check_text(value: str | None, what: str, entity: str | None) -> None:
+def check_text(value: Unchecked, what: str, entity: str | None) -> None:
     if not isinstance(value, str | None):
         raise InvalidRequestError(f"{what} must be text, got {value!r}", entity)
 
 
-def check_settings(path: str, description: EntityDescription, *kinds: type) -> None:
+def check_settings(path: Unchecked, description: Unchecked, *kinds: Any) -> None:
     """Check the type of a description, and of each of its settings."""
     if not isinstance(description, kinds):
         names = " or ".join(kind.__name__ for kind in kinds)
@@ -123,7 +127,7 @@ def check_settings(path: str, description: EntityDescription, *kinds: type) -> N
             raise InvalidDescriptionError(f"{field.name} of '{path}' cannot be of type {type(value).__name__}", path)
 
 
-def check_rule(path: str, rule: RuleDescription) -> None:
+def check_rule(path: str, rule: Unchecked) -> None:
     if not isinstance(rule, RuleDescription) or not isinstance(rule.name, str):
         raise InvalidDescriptionError(f"expected a RuleDescription with a name, got {rule!r}", path)
     _check_kind(path, f"the filter of rule '{rule.name}'", rule.filter, _FILTERS)
@@ -139,7 +143,7 @@ def _check_kind(path: str, what: str, value: object, kinds: tuple[type, ...]) ->
         raise InvalidDescriptionError(f"{what} must be one of {names}, got {value!r}", path)
 
 
-def _check_filter(path: str, name: str, description: FilterDescription) -> None:
+def _check_filter(path: str, name: str, description: Unchecked) -> None:
     if isinstance(description, SqlFilterDescription):
         _check_expression(path, name, description)
     elif isinstance(description, CorrelationFilter):
@@ -149,7 +153,7 @@ def _check_filter(path: str, name: str, description: FilterDescription) -> None:
         check_values(description.properties, f"the properties of rule '{name}'", path)
 
 
-def _check_expression(path: str, name: str, described: SqlFilterDescription | SqlActionDescription) -> None:
+def _check_expression(path: str, name: str, described: Unchecked) -> None:
     if not isinstance(described.expression, str):
         raise InvalidDescriptionError(
             f"the expression of rule '{name}' must be text, got {described.expression!r}", path
@@ -193,7 +197,7 @@ _KEY_NAME_CHARACTERS: Final = 256
 _RESERVED: Final = {"subscriptions", "rules"}
 
 
-def check_path(path: str, limits: Limits) -> None:
+def check_path(path: Unchecked, limits: Limits) -> None:
     """Check the path of a queue or topic that is about to be created; raises ``InvalidNameError``.
 
     Existing entities keep the names that an earlier version allowed.
@@ -207,7 +211,7 @@ def check_path(path: str, limits: Limits) -> None:
     _check_characters(path, _NOT_IN_PATHS, f"the name of a queue or topic may have {_IN_PATHS}")
 
 
-def check_name(name: str, limits: Limits) -> None:
+def check_name(name: Unchecked, limits: Limits) -> None:
     """Check the name of a subscription or rule that is about to be created; raises ``InvalidNameError``."""
     _check_text(name, limits.name_characters)
     if name.startswith("$"):
@@ -215,7 +219,7 @@ def check_name(name: str, limits: Limits) -> None:
     _check_characters(name, _NOT_IN_NAMES, f"the name of a subscription or rule may have {_IN_NAMES}")
 
 
-def _check_text(name: str, characters: int) -> None:
+def _check_text(name: Unchecked, characters: int) -> None:
     if not isinstance(name, str):
         raise InvalidNameError(f"a name must be text, got {name!r}")
     if not name or name.isspace():

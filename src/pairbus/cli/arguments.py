@@ -14,13 +14,14 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
-from pairbus.cli.connection import CONNECTION_VARIABLE, USAGE, NamedNamespace, one_line, read_connection
-from pairbus.cli.failure import fail
+from pairbus.cli.connection import CONNECTION_VARIABLE, NamedNamespace, one_line, read_connection
+from pairbus.cli.failure import USAGE, fail
 from pairbus.client.errors import EntityNotFoundError, InvalidRequestError, MessagingCommunicationError, MessagingError
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.validation import check_path, shown
 from pairbus.dialect.paths import SubQueue, split_entity_path
 from pairbus.pairing.backlog import in_groups
+from pairbus.spark.added_settings import add_packages, add_settings
 from pairbus.spark.options import duration
 
 HERE: Final = "local[*]"
@@ -228,3 +229,47 @@ def master_option(panel: str | None = None) -> Any:
 
 
 MasterOption: TypeAlias = Annotated[str, master_option()]
+
+
+def _add_conf(settings: list[str] | None) -> list[str] | None:
+    try:
+        add_settings(settings or ())
+    except ValueError as error:
+        fail(f"--conf: {error}", USAGE)
+    return settings
+
+
+def _add_packages(packages: str | None) -> str | None:
+    try:
+        add_packages(packages or "")
+    except ValueError as error:
+        fail(f"--packages: {error}", USAGE)
+    return packages
+
+
+def conf_option(panel: str | None = None) -> Any:
+    """Return the option for settings of Spark, in a panel of the help."""
+    return typer.Option(
+        "--conf",
+        help="a setting of Spark, such as those of an object store; may be repeated",
+        metavar="KEY=VALUE",
+        show_default=False,
+        callback=_add_conf,
+        rich_help_panel=panel,
+    )
+
+
+def packages_option(panel: str | None = None) -> Any:
+    """Return the option for Maven packages that Spark loads, in a panel of the help."""
+    return typer.Option(
+        "--packages",
+        help="Maven packages that Spark loads, separated by commas, such as the file system of an object store",
+        metavar="GROUP:NAME:VERSION",
+        show_default=False,
+        callback=_add_packages,
+        rich_help_panel=panel,
+    )
+
+
+ConfOption: TypeAlias = Annotated[list[str] | None, conf_option()]
+PackagesOption: TypeAlias = Annotated[str | None, packages_option()]

@@ -9,13 +9,14 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from pairbus.cli.arguments import HERE, MasterOption
-from pairbus.cli.connection import FAILED, USAGE, read_connection
-from pairbus.cli.failure import extra_needed, fail
+from pairbus.cli.arguments import HERE, ConfOption, MasterOption, PackagesOption
+from pairbus.cli.connection import read_connection
+from pairbus.cli.failure import FAILED, USAGE, extra_needed, fail
 from pairbus.cli.spark_place import check_master, exported, read_reference
 from pairbus.dialect.paths import split_entity_path
 from pairbus.jobs.capture.config import CaptureConfig, WindowLimits
 from pairbus.jobs.lines import CommandResult, LineReporter, ProgressReporter, ReportLine
+from pairbus.spark.added_settings import scheme_of
 from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.errors import SparkOptionError
 from pairbus.spark.options import SourceOptions
@@ -44,7 +45,13 @@ _EntityOption = Annotated[
     ),
 ]
 _ToOption = Annotated[
-    Path, typer.Option("--to", metavar="DIR", show_default=False, help="the directory to write the files to")
+    str,
+    typer.Option(
+        "--to",
+        metavar="TARGET",
+        show_default=False,
+        help="the directory to write the files to, or a URL such as s3a://bucket/orders, to write them with Spark",
+    ),
 ]
 _WindowOption = Annotated[
     list[str],
@@ -86,6 +93,8 @@ def capture(
     once: _OnceOption = False,
     keep: _KeepOption = False,
     master: MasterOption = HERE,
+    conf: ConfOption = None,
+    packages: PackagesOption = None,
     max_messages: _MaxMessagesOption = 40_000,
     as_json: _JsonOption = False,
 ) -> None:
@@ -103,10 +112,12 @@ def capture(
     read_connection(text, "--source")
     check_master(master, {SOURCE_VARIABLE: reference}, takes_connect=False)
     reference = exported(SOURCE_VARIABLE, reference)
+    is_url = scheme_of(to) is not None
     config = CaptureConfig(
         source=reference,
         entities=_entities(entity, reference),
-        to=_directory(to),
+        to=Path() if is_url else _directory(to),
+        url=to if is_url else None,
         limits=_limits(window),
         checkpoint=checkpoint,
         master=master,
@@ -150,7 +161,8 @@ def _entities(given: list[str], reference: ConnectionReference) -> tuple[str, ..
     return tuple(dict.fromkeys(str(path) for path in paths))
 
 
-def _directory(to: Path) -> Path:
+def _directory(given: str) -> Path:
+    to = Path(given)
     if to.exists() and not to.is_dir():
         fail(f"--to: {to} is not a directory; name a directory", USAGE)
     return to

@@ -7,13 +7,12 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from pairbus.cli.connection import STOPPED
-from pairbus.cli.failure import extra_needed, fail
+from pairbus.cli.failure import STOPPED, extra_needed, fail
 from pairbus.cli.standard_output import checked_output
 
 MARKUP: Final = "markdown"
@@ -29,35 +28,66 @@ _PLAIN: Final = (
 """Error texts of the option parser, which are written for programmers, with the texts to show instead."""
 
 
+class LazyCommand(NamedTuple):
+    """The module of a command, and its summary: a list of commands imports none of them."""
+
+    module: str
+    summary: str
+
+
 class LazyCommands(Mapping[str, Any]):
     """Commands by name. Each is the function, or the group of commands, with that name in the given module."""
 
-    def __init__(self, modules: Mapping[str, str]) -> None:
-        self._modules = modules
+    def __init__(self, commands: Mapping[str, LazyCommand]) -> None:
+        self._commands = commands
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
-            self._loaded[name] = _command(_imported(self._modules[name], name))
+            self._loaded[name] = _command(_imported(self._commands[name].module, name))
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
+        return iter(self._commands)
 
     def __len__(self) -> int:
-        return len(self._modules)
+        return len(self._commands)
+
+    def listed(self) -> dict[str, Any]:
+        """Return commands that show what a list of commands does, and do nothing else."""
+        return {name: TyperCommand(name, help=command.summary) for name, command in self._commands.items()}
 
 
-def command_group(modules: Mapping[str, str]) -> type[TyperGroup]:
+def command_group(commands: Mapping[str, LazyCommand]) -> type[TyperGroup]:
     """Return the class of a group with these commands."""
 
     class LazyGroup(TyperGroup):
+        commands: Any
+
         def __init__(self, **settings: Any) -> None:
-            super().__init__(**{**settings, "commands": LazyCommands(modules)})
+            super().__init__(**{**settings, "commands": LazyCommands(commands)})
 
         def get_params(self, ctx: Any) -> Any:
             _show_flags_alone(self)
             return super().get_params(ctx)
+
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            with self._listed():
+                super().format_help(ctx, formatter)
+
+        def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+            with self._listed():
+                return super().shell_complete(ctx, incomplete)
+
+        @contextmanager
+        def _listed(self) -> Iterator[None]:
+            """Take the names and summaries of the commands; a command itself is imported when it is used."""
+            complete = self.commands
+            self.commands = complete.listed()
+            try:
+                yield
+            finally:
+                self.commands = complete
 
         def make_context(self, *arguments: Any, **settings: Any) -> Any:
             with checked_output():  # --help and --version print here

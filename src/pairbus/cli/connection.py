@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
 
-from pairbus.cli.failure import fail
+from pairbus.cli.failure import FAILED, USAGE, fail
 from pairbus.client.endpoint import TRUST_ADVICE, Endpoint, open_connection_string
 from pairbus.client.errors import MessagingError
 from pairbus.client.factory import MessagingFactory
@@ -27,11 +27,6 @@ from pairbus.client.validation import check_path
 from pairbus.pairing.primary_names import is_same_namespace
 
 T = TypeVar("T")
-
-FAILED: Final = 1
-USAGE: Final = 2
-STOPPED: Final = 130
-"""The exit status after Ctrl-C: 128 + SIGINT, as shells report it."""
 
 CONNECTION_VARIABLE: Final = "PAIRBUS_CONNECTION"
 PRIMARY_VARIABLE: Final = "PAIRBUS_PRIMARY"

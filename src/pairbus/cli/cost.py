@@ -17,9 +17,8 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperOption
 
-from pairbus.cli.arguments import HERE, master_option, read_utc
-from pairbus.cli.connection import FAILED, USAGE
-from pairbus.cli.failure import extra_needed, fail
+from pairbus.cli.arguments import HERE, conf_option, master_option, packages_option, read_utc
+from pairbus.cli.failure import FAILED, USAGE, extra_needed, fail
 from pairbus.cli.interruption import run_on_spark
 from pairbus.client.validation import shown
 from pairbus.jobs.cost.forecast import HOURS, Engine, Workload, WorkloadError, forecast
@@ -96,6 +95,8 @@ ToOption = Annotated[
     typer.Option("--to", help="the end of the time range, exclusive", metavar="TIME", rich_help_panel=BILL),
 ]
 MasterOption = Annotated[str, master_option(BILL)]
+ConfOption = Annotated[list[str] | None, conf_option(BILL)]
+PackagesOption = Annotated[str | None, packages_option(BILL)]
 ForecastOption = Annotated[
     bool, typer.Option("--forecast", help="forecast the cost of pairing; needs no ledger", rich_help_panel=FORECAST)
 ]
@@ -216,6 +217,8 @@ def cost(
     start: FromOption = None,
     end: ToOption = None,
     master: MasterOption = HERE,
+    conf: ConfOption = None,
+    packages: PackagesOption = None,
     is_forecast: ForecastOption = False,
     messages_per_day: MessagesOption = None,
     message_bytes: SizeOption = 1_000,

@@ -11,8 +11,8 @@ from typing import Annotated, Final
 
 import typer
 
-from pairbus.cli.connection import CONNECTION_VARIABLE, FAILED, USAGE, NamedNamespace, read_connection, run
-from pairbus.cli.failure import fail
+from pairbus.cli.connection import CONNECTION_VARIABLE, NamedNamespace, read_connection, run
+from pairbus.cli.failure import FAILED, USAGE, fail
 from pairbus.client.endpoint import connect_by
 from pairbus.client.errors import EntityNotFoundError, InvalidRequestError
 from pairbus.client.management.http import HttpRequest, exchange, refusal_of

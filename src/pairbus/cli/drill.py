@@ -14,8 +14,6 @@ import typer
 from rich.console import Console
 
 from pairbus.cli.connection import (
-    FAILED,
-    USAGE,
     BacklogQueuesOption,
     JsonOption,
     NamedNamespace,
@@ -26,7 +24,7 @@ from pairbus.cli.connection import (
     read_connections,
     run,
 )
-from pairbus.cli.failure import fail
+from pairbus.cli.failure import FAILED, USAGE, fail
 from pairbus.client.errors import EntityNotFoundError, MessagingError, MessagingTimeoutError, UnauthorizedError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.faults import FaultApi

@@ -15,20 +15,10 @@ from pairbus.broker import STANDARD, InvalidNameError
 from pairbus.broker.validation import check_name, check_path
 from pairbus.cli.arguments import EntityArgument, entity_path, not_found_text
 from pairbus.cli.command_group import MARKUP
-from pairbus.cli.connection import (
-    FAILED,
-    STOPPED,
-    USAGE,
-    ConnectionOption,
-    JsonOption,
-    NamedNamespace,
-    one_line,
-    read_connection,
-    run,
-)
+from pairbus.cli.connection import ConnectionOption, JsonOption, NamedNamespace, one_line, read_connection, run
 from pairbus.cli.entity_listing import ListedEntity, all_entities, show_one, show_table
 from pairbus.cli.entity_settings import KINDS, in_options, read_settings, refuse_fixed, take_settings
-from pairbus.cli.failure import fail
+from pairbus.cli.failure import FAILED, STOPPED, USAGE, fail
 from pairbus.client.errors import (
     EntityAlreadyExistsError,
     EntityNotFoundError,

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from pairbus.cli.arguments import duration_text, read_lifetime
-from pairbus.cli.connection import USAGE
-from pairbus.cli.failure import fail
+from pairbus.cli.failure import USAGE, fail
 from pairbus.client.management.atom import EntityDescription
 from pairbus.client.management.descriptions import (
     EntityStatus,

@@ -6,9 +6,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import typer
+
+FAILED: Final = 1
+USAGE: Final = 2
+STOPPED: Final = 130
+"""The exit status after Ctrl-C: 128 + SIGINT, as shells report it."""
 
 
 def fail(reason: str, code: int) -> NoReturn:

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from pairbus.cli.arguments import complete_any, duration_text, entity_path, not_found_text, read_duration
 from pairbus.cli.command_group import MARKUP
-from pairbus.cli.connection import USAGE, ConnectionOption, JsonOption, one_line, read_connection, run
-from pairbus.cli.failure import fail
+from pairbus.cli.connection import ConnectionOption, JsonOption, one_line, read_connection, run
+from pairbus.cli.failure import USAGE, fail
 from pairbus.client.errors import EntityNotFoundError, MessagingError, UnauthorizedError
 from pairbus.dialect.paths import split_entity_path
 from pairbus.fault_kinds import FAULT_RULES, CrashComponent, FaultKind, FaultRequest, FaultScope, check_scope

@@ -15,8 +15,7 @@ from typing import Final, TypeVar
 
 from rich.console import Console
 
-from pairbus.cli.connection import STOPPED
-from pairbus.cli.failure import fail
+from pairbus.cli.failure import STOPPED, fail
 
 TERMINATED: Final = 143
 """The exit status after SIGTERM: 128 + SIGTERM, as shells report it."""

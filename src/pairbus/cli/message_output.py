@@ -16,8 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from pairbus.cli.connection import FAILED, USAGE
-from pairbus.cli.failure import fail
+from pairbus.cli.failure import FAILED, USAGE, fail
 from pairbus.cli.message_lines import DEAD_LETTER_PROPERTIES, line_of
 from pairbus.cli.standard_output import (
     OUTPUT_CLOSED,

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from pairbus.cli.connection import (
-    FAILED,
     PRIMARY_VARIABLE,
     SECONDARY_VARIABLE,
     BacklogQueuesOption,
@@ -24,7 +23,7 @@ from pairbus.cli.connection import (
     read_connections,
     run,
 )
-from pairbus.cli.failure import fail
+from pairbus.cli.failure import FAILED, fail
 from pairbus.cli.pair_verification import (
     BacklogDifference,
     BacklogQueueVerification,

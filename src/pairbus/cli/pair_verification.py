@@ -8,8 +8,8 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, NoReturn
 
-from pairbus.cli.connection import FAILED, NamedNamespace, one_line
-from pairbus.cli.failure import fail
+from pairbus.cli.connection import NamedNamespace, one_line
+from pairbus.cli.failure import FAILED, fail
 from pairbus.client.amqp.receiving_link import ReceiveOptions
 from pairbus.client.entity_link import EntityLink
 from pairbus.client.errors import (

@@ -10,8 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from pairbus.cli.arguments import ReceivingArgument, entity_path, error_explainer, topic_text
-from pairbus.cli.connection import FAILED, USAGE, ConnectionOption, NamedNamespace, read_connection, run
-from pairbus.cli.failure import fail
+from pairbus.cli.connection import ConnectionOption, NamedNamespace, read_connection, run
+from pairbus.cli.failure import FAILED, USAGE, fail
 from pairbus.cli.message_output import Advance, Output, message_count, message_output, work_bar
 from pairbus.client.errors import MessagingError
 from pairbus.dialect.paths import split_entity_path

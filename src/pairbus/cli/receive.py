@@ -17,8 +17,8 @@ from typing import Annotated, Final
 import typer
 
 from pairbus.cli.arguments import ReceivingArgument, entity_path, error_explainer, read_duration
-from pairbus.cli.connection import FAILED, USAGE, ConnectionOption, NamedNamespace, one_line, read_connection, run
-from pairbus.cli.failure import fail
+from pairbus.cli.connection import ConnectionOption, NamedNamespace, one_line, read_connection, run
+from pairbus.cli.failure import FAILED, USAGE, fail
 from pairbus.cli.interruption import report_on_interruption
 from pairbus.cli.message_output import Advance, Output, message_count, message_output, work_bar
 from pairbus.cli.peek import BodyOption, CountOption, DeadLettersOption, JsonLinesOption, LinesOption

@@ -6,20 +6,20 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from pairbus.cli.arguments import HERE, MasterOption, read_utc
-from pairbus.cli.connection import USAGE, one_line
-from pairbus.cli.failure import extra_needed, fail
+from pairbus.cli.arguments import HERE, ConfOption, MasterOption, PackagesOption, read_utc
+from pairbus.cli.connection import one_line
+from pairbus.cli.failure import USAGE, extra_needed, fail
 from pairbus.cli.interruption import run_on_spark
 
 if TYPE_CHECKING:
     from pairbus.jobs.reconcile import ReconcileReport
+    from pairbus.jobs.reconcile.command import Reconcilable
 
 MISSING: Final = 1
 UNKNOWN: Final = 3
@@ -73,6 +73,23 @@ _OutOption = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="the file to write the report to; by default standard output"),
 ]
+_TablesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tables", metavar="PLACE", help="the directory or address that Spark writes the tables of the result to"
+    ),
+]
+_TableFormatOption = Annotated[
+    str, typer.Option("--table-format", metavar="FORMAT", help="parquet, or a format that the Spark session has")
+]
+_StateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--state",
+        metavar="PLACE",
+        help="the directory or address for the messages that are open at the end; the next time range begins with them",
+    ),
+]
 _ListOption = Annotated[
     int, typer.Option("--list", min=0, metavar="N", help="the maximum number of messages in a list")
 ]
@@ -87,7 +104,12 @@ def reconcile(
     format_: _FormatOption = ReconcileFormat.TABLE,
     out: _OutOption = None,
     list_: _ListOption = 20,
+    tables: _TablesOption = None,
+    table_format: _TableFormatOption = "parquet",
+    state: _StateOption = None,
     master: MasterOption = HERE,
+    conf: ConfOption = None,
+    packages: PackagesOption = None,
 ) -> None:
     """Account for every message of a pair: received, waiting, missing.
 
@@ -103,7 +125,14 @@ def reconcile(
         fail("--to must be after --from", USAGE)
     if out is not None:
         _check_writable(out)
-    found = _report(primary, secondary, start, end, name, list_, master)
+    with extra_needed("spark", code=UNKNOWN):
+        from pairbus.jobs.reconcile.command import Outputs, Reconcilable  # noqa: PLC0415 (Spark is optional)
+    outputs = Outputs(tables=tables, table_format=table_format, state=state)
+    found = _report(
+        Reconcilable(primary=primary, secondary=secondary, start=start, end=end, name=name, outputs=outputs),
+        list_,
+        master,
+    )
     _write(_rendered(found, format_), out)
     code = _exit_code(found)
     if out is not None:
@@ -122,19 +151,9 @@ def _check_writable(out: Path) -> None:
         fail(f"--out: {out} cannot be written", USAGE)
 
 
-def _report(
-    primary: list[str],
-    secondary: list[str],
-    start: datetime | None,
-    end: datetime | None,
-    name: str | None,
-    listed: int,
-    master: str,
-) -> ReconcileReport:
-    with extra_needed("spark", code=UNKNOWN):
-        from pairbus.jobs.reconcile.command import Reconcilable  # noqa: PLC0415 (Spark is optional)
-        from pairbus.jobs.reconcile.reconciliation import ReconcileError  # noqa: PLC0415
-    ledgers = Reconcilable(primary=primary, secondary=secondary, start=start, end=end, name=name)
+def _report(ledgers: Reconcilable, listed: int, master: str) -> ReconcileReport:
+    from pairbus.jobs.reconcile.reconciliation import ReconcileError  # noqa: PLC0415
+
     try:
         return run_on_spark(lambda: ledgers.report(master, listed))
     except ReconcileError as error:

@@ -16,17 +16,8 @@ from typing import Annotated, Any, BinaryIO, Final, NoReturn
 import typer
 
 from pairbus.cli.arguments import SendingArgument, entity_path, error_explainer, read_duration, read_moment
-from pairbus.cli.connection import (
-    FAILED,
-    USAGE,
-    ConnectionOption,
-    JsonOption,
-    NamedNamespace,
-    one_line,
-    read_connection,
-    run,
-)
-from pairbus.cli.failure import fail
+from pairbus.cli.connection import ConnectionOption, JsonOption, NamedNamespace, one_line, read_connection, run
+from pairbus.cli.failure import FAILED, USAGE, fail
 from pairbus.cli.interruption import report_on_interruption
 from pairbus.cli.message_lines import LineBatch, MessageLineError, read_ahead, read_batches
 from pairbus.cli.message_output import Advance, message_count, work_bar

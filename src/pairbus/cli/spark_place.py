@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from pairbus.cli.arguments import HERE
-from pairbus.cli.connection import USAGE, read_connection_file
-from pairbus.cli.failure import fail
+from pairbus.cli.connection import read_connection_file
+from pairbus.cli.failure import USAGE, fail
 from pairbus.client.validation import shown
 from pairbus.spark.connections import ConnectionReference, ReferenceKind
 from pairbus.spark.errors import ConnectionReferenceError

@@ -14,8 +14,7 @@ from typing import Final
 import typer
 
 from pairbus.backoff import Backoff
-from pairbus.cli.connection import FAILED
-from pairbus.cli.failure import fail
+from pairbus.cli.failure import FAILED, fail
 
 if sys.platform != "win32":
     import fcntl

@@ -13,18 +13,16 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from pairbus.cli.arguments import HERE, MasterOption
+from pairbus.cli.arguments import HERE, ConfOption, MasterOption, PackagesOption
 from pairbus.cli.connection import (
-    FAILED,
     PRIMARY_VARIABLE,
     SECONDARY_VARIABLE,
-    USAGE,
     NameOption,
     PrimaryOption,
     SecondaryOption,
     read_connections,
 )
-from pairbus.cli.failure import extra_needed, fail
+from pairbus.cli.failure import FAILED, USAGE, extra_needed, fail
 from pairbus.cli.spark_place import check_master, exported, read_reference
 from pairbus.client.validation import shown
 from pairbus.jobs.lines import LineReporter, Progress, ProgressReporter, ReportLine
@@ -131,6 +129,8 @@ def syphon(
     secondary: SecondaryOption,
     engine: _EngineOption = EngineName.SPARK,
     master: MasterOption = HERE,
+    conf: ConfOption = None,
+    packages: PackagesOption = None,
     checkpoint: _CheckpointOption = None,
     once: _OnceOption = False,
     backlog_queues: _BacklogQueuesOption = None,

@@ -60,7 +60,7 @@ from pairbus.client.token_provider import PlainCredentials, Token, TokenProvider
 from pairbus.client.tracing import trace_processing
 from pairbus.dialect.connection_string import ConnectionStringError
 
-__all__ = [
+__all__: list[str] = [
     "NO_RETRY",
     "AccessRights",
     "AmqpView",

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Coroutine, Mapping
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from pairbus.client.amqp.link import RequestLink
 from pairbus.client.amqp.receiving_link import ReceiveOptions, ReceivingLink
 from pairbus.client.amqp.sending_link import SendingLink
 from pairbus.client.endpoint import Endpoint
-from pairbus.client.entity_link import EntityLink, SendBatch, SendingLinkFactory
+from pairbus.client.entity_link import EntityLink, SendBatch
 from pairbus.client.errors import ClosedError, MessagingError
 from pairbus.client.message import BrokeredMessage
+from pairbus.client.sending_link_factory import SendingLinkFactory
 from pairbus.client.settings import MessagingFactorySettings
 
 
@@ -55,6 +55,12 @@ class SendRoute(Protocol):
 
     def confirmed(self) -> None:
         """Record that a message was sent straight to the primary and confirmed."""
+
+    def divert(self, payload: bytes) -> Coroutine[Any, Any, None] | None:
+        """Return the coroutine that sends one message to the backlog queue in use.
+
+        Returns ``None`` if the message has to be sent by ``send`` instead.
+        """
 
     async def send(self, batch: SendBatch, failure: MessagingError | None, started_s: float | None) -> None:
         """Send over the current route; ``failure`` is the error of an earlier attempt straight to the primary."""
@@ -167,15 +173,6 @@ class ClientResource(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    @contextmanager
-    def _explaining(self) -> Iterator[None]:
-        """Replace the error of a closed link by the cause: this resource was closed, or its factory was faulted."""
-        try:
-            yield
-        except ClosedError:
-            self._check_open()
-            raise
 
     def _check_open(self) -> None:
         self._factory.check_open()

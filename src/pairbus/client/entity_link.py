@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final
 
 from pairbus.client.amqp.authorization import Reconnecting
 from pairbus.client.amqp.sending_link import SendingLink
 from pairbus.client.errors import ClosedError, MessageSizeExceededError, MessagingError, MessagingTimeoutError
 from pairbus.client.retrying import retrying
-from pairbus.client.settings import MessagingFactorySettings
+from pairbus.client.sending_link_factory import SendingLinkFactory
 from pairbus.dialect.sent import BATCH_FORMAT, MAX_BATCH_MESSAGES, join_batch
 
 _SECTION_BYTES: Final = 8
@@ -57,7 +57,7 @@ class SendBatch:
         finally:
             batches = self._batches or []
             sent, rest = batches[: len(futures)], batches[len(futures) :]
-            pairs = [pair for pair in zip(sent, futures, strict=True) if not _is_confirmed(pair[1])]
+            pairs = [pair for pair in zip(sent, futures, strict=True) if not is_confirmed(pair[1])]
             self._batches = [*(batch for batch, _ in pairs), *rest]
             unsure = [future for _, future in pairs]
             for future in unsure:
@@ -97,25 +97,9 @@ def _send(link: SendingLink, payloads: list[bytes]) -> asyncio.Future[None]:
     return link.send(payloads[0]) if len(payloads) == 1 else link.send(join_batch(payloads), BATCH_FORMAT)
 
 
-def _is_confirmed(future: asyncio.Future[None]) -> bool:
+def is_confirmed(future: asyncio.Future[None]) -> bool:
+    """Return whether the namespace has confirmed what was sent."""
     return future.done() and not future.cancelled() and future.exception() is None
-
-
-class SendingLinkFactory(Protocol):
-    """The interface of the factory that an entity link uses."""
-
-    @property
-    def settings(self) -> MessagingFactorySettings: ...
-
-    @property
-    def send_attempt_s(self) -> float:
-        """The timeout of one send attempt, in seconds."""
-
-    def check_open(self) -> None: ...
-
-    def reached(self) -> asyncio.Future[None]: ...
-
-    async def open_sending_link(self, path: str, properties: Mapping[str, object] | None = None) -> SendingLink: ...
 
 
 class EntityLink:
@@ -145,6 +129,11 @@ class EntityLink:
         link = self._current.last
         if link is not None:
             link.check_size(size_bytes)
+
+    def accepts(self, size_bytes: int) -> bool:
+        """Return whether ``check_size`` would raise nothing."""
+        link = self._current.last
+        return link is None or link.accepts(size_bytes)
 
     def reached(self) -> asyncio.Future[None]:
         """Return a future that is done when the namespace is next reached."""
@@ -198,7 +187,8 @@ class EntityLink:
         except TimeoutError as error:
             if isinstance(error, MessagingError) or not limit.expired():
                 raise
-            raise MessagingTimeoutError(f"no link could be opened within {timeout_s:g} s", entity=self.path) from error
+            late = MessagingTimeoutError(f"no link could be opened within {timeout_s:g} s", entity=self.path)
+            raise late.caused_by(error) from error
 
     def _check_open(self) -> None:
         self._factory.check_open()

@@ -67,6 +67,11 @@ class MessagingError(Exception):
         """Return this error, or a copy with the entity set if it was unknown."""
         return self if self.entity is not None else self.copy(entity)
 
+    def caused_by(self, cause: BaseException | None) -> Self:
+        """Return this error with its cause: compiled code drops what follows the ``from`` of a ``raise``."""
+        self.__cause__ = cause
+        return self
+
     def copy(self, entity: str | None = None) -> Self:
         """Return a new error of the same kind, so that each of several waiting callers raises its own."""
         copied = type(self)(

@@ -53,6 +53,9 @@ class FactoryState(Enum):
     FAULTED = "faulted"
 
 
+_OPEN: Final = FactoryState.OPEN
+
+
 class _AuthorizedConnection:
     """A connection and the tokens that authorize it."""
 
@@ -417,9 +420,9 @@ class MessagingFactory:
             self._loop = loop
         elif self._loop is not loop:
             raise RuntimeError("the factory belongs to another event loop; create one per loop or use pairbus.blocking")
-        if self._state is FactoryState.CLOSED:
+        if self._state is not _OPEN:
+            self.check_faulted()
             raise ClosedError(f"the factory of {self._endpoint} has been closed")
-        self.check_faulted()
 
     def check_faulted(self) -> None:
         """Raise if the factory is faulted."""

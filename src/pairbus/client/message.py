@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
+from pairbus.client.encoding import LONGEST_ID, encode_usual
 from pairbus.client.errors import InvalidMessageError
 from pairbus.client.validation import from_ms, to_ms
 from pairbus.dialect.annotations import PARTITION_KEY, SCHEDULED_ENQUEUE_TIME, VIA_PARTITION_KEY
@@ -60,7 +61,6 @@ JSON: Final = "application/json"
 _LONGEST_TTL_MS: Final = 0xFFFFFFFF
 _LATEST_MS: Final = 253_402_300_799_999
 _MS: Final = timedelta(milliseconds=1)
-_LONGEST_ID: Final = 128
 
 MessageId = str | UUID | int | bytes
 """The types of a message id; usually a str."""
@@ -75,6 +75,9 @@ class BodyKind(Enum):
     """One AMQP value: a string, a number, a list, a map …"""
     SEQUENCE = AMQP_SEQUENCE
     """A list of AMQP values."""
+
+
+_BYTES: Final = BodyKind.DATA
 
 
 class BrokeredMessage:
@@ -192,6 +195,10 @@ def encode_brokered(
     if not isinstance(message, BrokeredMessage):
         kind = type(message).__name__
         raise InvalidMessageError(f"a message must be a BrokeredMessage, got {kind}; pass BrokeredMessage(…)")
+    if scheduled is None and trace_context is None:
+        usual = encode_usual(message, _BYTES)
+        if usual is not None:
+            return usual
     try:
         return _encode(message, message.scheduled_enqueue_time if scheduled is None else scheduled, trace_context)
     except (AttributeError, EncodeError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -223,7 +230,7 @@ def _culprit(message: BrokeredMessage) -> str:
 def _encode(
     message: BrokeredMessage, scheduled: datetime | None, trace_context: Mapping[str, str] | None = None
 ) -> bytes:
-    """Encode the sections one after the other; runs for every message, so it is optimized."""
+    """Encode any message, one section after the other; raises the error of what cannot be encoded."""
     body, content_type = _body(message)
     header, created_ms, expires_ms = _lifetime(message.time_to_live)
     annotations: dict[Any, Any] | None = None
@@ -351,8 +358,8 @@ def _check_text(name: str, value: object) -> None:
 
 
 def _check_length(name: str, value: object) -> None:
-    if isinstance(value, str | bytes) and len(value) > _LONGEST_ID:
-        raise InvalidMessageError(f"{name} has {len(value)} characters; at most {_LONGEST_ID} are allowed")
+    if isinstance(value, str | bytes) and len(value) > LONGEST_ID:
+        raise InvalidMessageError(f"{name} has {len(value)} characters; at most {LONGEST_ID} are allowed")
 
 
 def _identity(value: Any) -> Any:

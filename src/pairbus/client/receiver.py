@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, Final, Self
 
 from pairbus.client.amqp.authorization import Reconnecting
-from pairbus.client.amqp.receiving_link import ReceiveOptions, ReceivingLink
+from pairbus.client.amqp.receiving_link import PendingSettlement, ReceiveOptions, ReceivingLink, is_confirmed
 from pairbus.client.client_resource import ClientResource, ResourceFactory
 from pairbus.client.errors import (
     ClosedError,
@@ -41,7 +41,11 @@ from pairbus.wire import Delivery
 
 _log = logging.getLogger(__name__)
 
+_PEEK_LOCK: Final = ReceiveMode.PEEK_LOCK
 _NO_TIME = timedelta()
+_SINGLE: Final = (BrokeredMessage, str, bytes)
+"""Types that are no list of messages, even if they can be iterated over."""
+
 _CLOSE_TIMEOUT_S: Final = 5.0
 _WELL_S: Final = 30.0
 
@@ -101,31 +105,42 @@ class MessageReceiver(ClientResource):
         is available now; with a prefetch count, what has been prefetched by now.
         """
         _check_count(max_message_count)
-        check_type("max_wait_time", max_wait_time, (timedelta, NoneType))
-        if max_wait_time is not None and max_wait_time < _NO_TIME:
-            raise ValueError(f"max_wait_time must be >= 0, got {max_wait_time}")
+        if max_wait_time is not None:
+            check_type("max_wait_time", max_wait_time, (timedelta, NoneType))
+            if max_wait_time < _NO_TIME:
+                raise ValueError(f"max_wait_time must be >= 0, got {max_wait_time}")
         if not is_tracing():
-            return await self._receive_messages(max_message_count, max_wait_time)
+            return self._take_now(max_message_count) or await self._receive_messages(max_message_count, max_wait_time)
         with trace_receiving(self._path, self._factory.endpoint) as note:
-            received = await self._receive_messages(max_message_count, max_wait_time)
+            received = self._take_now(max_message_count)
+            if not received:
+                received = await self._receive_messages(max_message_count, max_wait_time)
             note(received)
             return received
 
-    async def _receive_messages(self, max_message_count: int, max_wait_time: timedelta | None) -> list[ReceivedMessage]:
-        """Return what is here already at once; otherwise request messages."""
-        left_over = [] if self._is_closed else self._take_left_over(max_message_count)
-        if left_over:
-            return left_over
+    def _take_now(self, count: int) -> list[ReceivedMessage]:
+        """Return messages that are here already."""
+        if self._mode is not _PEEK_LOCK and not self._is_closed:
+            left_over = self._take_left_over(count)
+            if left_over:
+                return left_over
         self._check_open()
         link = self._current.ready
-        if self._prefetch_count and link is not None and link.buffer and not self._salvaged:
-            return self._hand_out(_messages(link.take_now(max_message_count)))  # the common case with prefetching
+        if not self._prefetch_count or link is None or not link.buffer or self._salvaged:
+            return []
+        return self._hand_out(_messages(link.take_now(count)))
+
+    async def _receive_messages(self, count: int, max_wait_time: timedelta | None) -> list[ReceivedMessage]:
+        """Request messages, and wait for them."""
         wait = self._factory.settings.operation_timeout if max_wait_time is None else max_wait_time
         deadline_s = asyncio.get_running_loop().time() + wait.total_seconds()
-        with self._explaining():
+        try:
             if self._prefetch_count:
-                return await self._receive(max_message_count, deadline_s)
-            return await self._receive_in_turn(max_message_count, deadline_s)
+                return await self._receive(count, deadline_s)
+            return await self._receive_in_turn(count, deadline_s)
+        except ClosedError:
+            self._check_open()  # raises the cause
+            raise
 
     async def _receive_in_turn(self, max_message_count: int, deadline_s: float) -> list[ReceivedMessage]:
         """Let one caller at a time request messages."""
@@ -216,8 +231,6 @@ class MessageReceiver(ClientResource):
 
     def _take_left_over(self, count: int) -> list[ReceivedMessage]:
         """Return messages that were received and deleted over a lost link; they exist nowhere else and need no link."""
-        if self._mode is ReceiveMode.PEEK_LOCK:
-            return []
         lost = self._last_link()
         if lost is not None and lost.error is not None and lost.buffer:
             self._salvaged += _messages(lost.buffer)
@@ -293,54 +306,50 @@ class MessageReceiver(ClientResource):
         """Move messages to the dead-letter queue."""
         await self._settle(message, dead_letter(reason, error_description, properties_to_modify))
 
-    async def _settle(self, message: ReceivedMessage | Iterable[ReceivedMessage], verdict: SettlementOutcome) -> None:
+    def _settle(
+        self, message: ReceivedMessage | Iterable[ReceivedMessage], verdict: SettlementOutcome
+    ) -> Coroutine[Any, Any, None]:
+        """Check the messages, and return the coroutine that settles them."""
         self._check_open()
-        if isinstance(message, BrokeredMessage | str | bytes) or not isinstance(message, Iterable):
-            message = (message,)
-        messages: list[ReceivedMessage] = [*dict.fromkeys(message)]
+        messages: list[ReceivedMessage]
+        if isinstance(message, _SINGLE) or not isinstance(message, Iterable):
+            messages = [message]
+        else:
+            messages = [*dict.fromkeys(message)]
         for one in messages:
             self._check_locked(one)
-        if not is_tracing():
-            await self._settle_locked(messages, verdict)
-            return
+        return (self._settle_traced if is_tracing() else self._settle_locked)(messages, verdict)
+
+    async def _settle_traced(self, messages: list[ReceivedMessage], verdict: SettlementOutcome) -> None:
         with trace_settling(messages, verdict, self._path, self._factory.endpoint):
             await self._settle_locked(messages, verdict)
 
     async def _settle_locked(self, messages: list[ReceivedMessage], verdict: SettlementOutcome) -> None:
         started_s = asyncio.get_running_loop().time()
-        link = self._current.ready
         failure: MessagingError | None = None
-        if link is not None:
-            failure = await self._settle_here(link, messages, verdict)
-        rest = [one for one in messages if not one.is_settled]
+        link = self._current.ready
+        settlement = None if link is None else _settled_over(link, messages, verdict)
+        if settlement is not None:
+            try:
+                await settlement.done  # the link limits this wait
+            finally:
+                for one in messages:
+                    if one.delivery is not None and is_confirmed(one.delivery):
+                        one.is_settled = True
+            failure = settlement.error
+            if failure is not None and not failure.is_transient and not isinstance(failure, ClosedError):
+                raise failure
+        rest = [one for one in messages if not one.is_settled]  # they may be settled by lock token
         if rest:
             await self._settle_by_node(rest, verdict, started_s, failure)
 
     def _check_locked(self, message: ReceivedMessage) -> None:
         if not isinstance(message, ReceivedMessage):
             raise InvalidRequestError(f"{message!r:.100} was not received, so it cannot be settled", entity=self._path)
-        if self._mode is not ReceiveMode.PEEK_LOCK:
+        if self._mode is not _PEEK_LOCK:
             raise InvalidRequestError("a message in receive-and-delete mode cannot be settled", entity=self._path)
         if message.is_settled:
             raise MessageLockLostError(f"{message!r} is already settled", entity=self._path, hint="")
-
-    async def _settle_here(
-        self, link: ReceivingLink, messages: Sequence[ReceivedMessage], verdict: SettlementOutcome
-    ) -> MessagingError | None:
-        """Settle the messages of the current link. The caller may settle the rest by lock token."""
-        deliveries = {one.delivery: one for one in messages if one.delivery is not None and link.carries(one.delivery)}
-        if not deliveries:
-            return None
-        settlement = link.settle([*deliveries], verdict.state)
-        try:
-            await settlement.done  # the link limits this wait
-        finally:
-            for delivery in settlement.confirmed:
-                deliveries[delivery].is_settled = True
-        error = settlement.error
-        if error is not None and not error.is_transient and not isinstance(error, ClosedError):
-            raise error
-        return error
 
     async def _settle_by_node(
         self,
@@ -473,6 +482,14 @@ class MessageReceiver(ClientResource):
 
 def _messages(deliveries: Iterable[Delivery]) -> list[ReceivedMessage]:
     return [ReceivedMessage(delivery.payload, delivery) for delivery in deliveries]
+
+
+def _settled_over(
+    link: ReceivingLink, messages: list[ReceivedMessage], verdict: SettlementOutcome
+) -> PendingSettlement | None:
+    """Settle the messages that the link has received; ``None`` if there are none."""
+    deliveries = [one.delivery for one in messages if one.delivery is not None and link.carries(one.delivery)]
+    return link.settle(deliveries, verdict.state) if deliveries else None
 
 
 def _check_count(count: int) -> None:

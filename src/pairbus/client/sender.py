@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import overload
 
-from pairbus.client.client_resource import ClientResource, Pairing, ResourceFactory
+from pairbus.client.client_resource import ClientResource, Pairing, ResourceFactory, SendRoute
 from pairbus.client.entity_link import EntityLink, SendBatch
-from pairbus.client.errors import MessagingError
+from pairbus.client.errors import ClosedError, MessagingError
 from pairbus.client.message import BrokeredMessage, encode_brokered, messages_of
 from pairbus.client.node import ManagementClient, sequence_numbers
 from pairbus.client.tracing import TraceContext, is_tracing, trace_sending
@@ -41,9 +41,12 @@ class MessageSender(ClientResource):
         if not isinstance(message, BrokeredMessage) or is_tracing():
             await self._send_traced([message] if isinstance(message, BrokeredMessage) else messages_of(message))
             return
-        payload = self._encoded(message)
-        link, route = self._entity_link.ready, self._route
-        if link is None or (route is not None and not route.is_direct):
+        payload, route = self._encoded(message), self._route
+        if route is not None and not route.is_direct:
+            await self._send_indirectly(route, payload)
+            return
+        link = self._entity_link.ready
+        if link is None:
             await self._send_batch(SendBatch([payload]))
             return
         started_s = link.connection.loop.time()  # the common case, kept short
@@ -55,6 +58,17 @@ class MessageSender(ClientResource):
         else:
             if route is not None:
                 route.confirmed()
+
+    async def _send_indirectly(self, route: SendRoute, payload: bytes) -> None:
+        diversion = route.divert(payload)
+        if diversion is None:
+            await self._send_batch(SendBatch([payload]))
+            return
+        try:
+            await diversion
+        except ClosedError:
+            self._check_open()  # raises the cause
+            raise
 
     async def _send_traced(self, messages: list[BrokeredMessage]) -> None:
         with trace_sending(messages, self._path, self._factory.endpoint) as contexts:
@@ -86,8 +100,11 @@ class MessageSender(ClientResource):
     async def _send_batch(
         self, batch: SendBatch, failure: MessagingError | None = None, started_s: float | None = None
     ) -> None:
-        with self._explaining():
+        try:
             await (self._route or self._entity_link).send(batch, failure, started_s)
+        except ClosedError:
+            self._check_open()  # raises the cause
+            raise
 
     @overload
     async def schedule(self, message: BrokeredMessage, at: datetime) -> int: ...

@@ -119,6 +119,7 @@ _LOCK_ALONE: Final = bytes((0x00, 0x53, DELIVERY_ANNOTATIONS, 0xC1, len(_key(LOC
 )
 _ANNOTATIONS: Final = bytes((0x00, 0x53, MESSAGE_ANNOTATIONS, 0xD1))
 _NO_BODY: Final = bytes((0x00, 0x53, AMQP_VALUE, 0x40))
+_USUAL: Final = frozenset({HEADER, PROPERTIES, APPLICATION_PROPERTIES})
 _FIRST_FIELD: Final = {0xC0: 3, 0xD0: 9}
 """The offset of the first field of a list, by the list's format code."""
 
@@ -127,8 +128,13 @@ def stamp(payload: bytes, facts: Stamp) -> bytes:
     """Return the message for a receiver. Unchanged sections stay as the sender encoded them."""
     sections = Sections(payload)
     assigned_id = None if has_message_id(sections) else facts.message_id
-    parts = [_header(sections, facts), _delivery_annotations(sections, facts.lock_token)]
-    parts.append(_message_annotations(sections, facts))
+    added = _header(sections, facts) + _delivery_annotations(sections, facts.lock_token)
+    added += _message_annotations(sections, facts)
+    if assigned_id is None and facts.changes is None:
+        rest = _unchanged_from(sections)
+        if rest is not None:
+            return added + payload[rest:]
+    parts = [added]
     if facts.changes is None:
         parts += (_properties(sections, assigned_id), sections.raw(APPLICATION_PROPERTIES))
     else:
@@ -144,6 +150,19 @@ def stamp(payload: bytes, facts: Stamp) -> bytes:
         parts.append(_NO_BODY)
     parts.append(sections.raw(FOOTER))
     return b"".join(parts)
+
+
+def _unchanged_from(sections: Sections) -> int | None:
+    """Return the position in a usual message from which the service changes nothing; ``None`` for other messages."""
+    position = previous = 0
+    for code, (start, _, end) in sections.spans.items():  # in the order in which they were sent
+        if start != position or code < previous or code not in _USUAL:
+            return None
+        position, previous = end, code
+    if not sections.body or sections.body[0][1] != position:
+        return None
+    header = sections.spans.get(HEADER)
+    return 0 if header is None else header[2]
 
 
 def has_message_id(sections: Sections) -> bool:
@@ -163,14 +182,17 @@ def lock_token_uuid_bytes(token: bytes) -> bytes:
 
 def _header(sections: Sections, facts: Stamp) -> bytes:
     """Return the header with only those fields of the sender that it set, as the service does."""
-    ttl = _NULL if facts.time_to_live_ms is None else _UINT.pack(0x70, min(facts.time_to_live_ms, _LONGEST_TTL_MS))
-    count = facts.delivery_count
-    sent = _sent_fields(sections.raw(HEADER)) if HEADER in sections.spans else _NULL + _NULL
-    fields = sent + ttl + _NULL + (_UINT.pack(0x70, count) if count else _ZERO)
+    return _written_header(sections.raw(HEADER), facts.time_to_live_ms, facts.delivery_count)
+
+
+@lru_cache(maxsize=1_024)
+def _written_header(sent: bytes, time_to_live_ms: int | None, count: int) -> bytes:
+    ttl = _NULL if time_to_live_ms is None else _UINT.pack(0x70, min(time_to_live_ms, _LONGEST_TTL_MS))
+    fields = (_sent_fields(sent) if sent else _NULL + _NULL) + ttl + _NULL
+    fields += _UINT.pack(0x70, count) if count else _ZERO
     return _HEADER_LIST + bytes((len(fields) + 1, 5)) + fields
 
 
-@lru_cache(maxsize=256)
 def _sent_fields(header: bytes) -> bytes:
     """Return durable and priority as the sender encoded them, null if it omitted them."""
     sent = Sections(header).header()
@@ -258,6 +280,25 @@ def is_stamp_alone(annotations: bytes) -> bool:
     """Return True if a section of message annotations contains only what ``stamp`` adds."""
     found = _STAMPS.get(len(annotations))
     return found is not None and found[0].unpack(annotations) == found[1]
+
+
+_NUMBERS: Final = Struct(f">{12 + len(_ENQUEUED_KEY) + 1}xq{len(_SEQUENCE_KEY) + 1}xq")
+_LOCKED_END: Final = _LOCKED_KEY + b"\x83"
+_TIME: Final = Struct(">q")
+
+
+def read_stamp(annotations: bytes) -> tuple[int, int, int | None] | None:
+    """Return the sequence number, the enqueued time and the end of the lock, if the message is locked.
+
+    Returns ``None`` for a section of message annotations that contains more than what ``stamp`` adds.
+    """
+    if not is_stamp_alone(annotations):
+        return None
+    enqueued_ms, sequence = _NUMBERS.unpack_from(annotations)
+    end = len(annotations) - _TIME.size
+    if not annotations.endswith(_LOCKED_END, 0, end):
+        return sequence, enqueued_ms, None
+    return sequence, enqueued_ms, _TIME.unpack_from(annotations, end)[0]
 
 
 def is_lock_alone(annotations: bytes) -> bool:

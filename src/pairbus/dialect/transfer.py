@@ -6,14 +6,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from pairbus.dialect.annotations import LOCK_TOKEN
 from pairbus.dialect.annotations import SCHEDULED_ENQUEUE_TIME as SCHEDULED_ANNOTATION
 from pairbus.dialect.delivered import STAMPED, is_lock_alone, is_stamp_alone
-from pairbus.dialect.sent import check_body
+from pairbus.dialect.sent import check_body, whole_number
 from pairbus.wire import (
     APPLICATION_PROPERTIES,
+    DATA,
     DELIVERY_ANNOTATIONS,
     FOOTER,
     HEADER,
@@ -30,6 +31,7 @@ from pairbus.wire import (
     encode,
 )
 from pairbus.wire.decoder import decode_at, skip
+from pairbus.wire.encoder import enclose_map
 from pairbus.wire.sections import NO_HEADER, NO_PROPERTIES
 
 PATH: Final = "x-ms-path"
@@ -49,6 +51,17 @@ _LONGEST_MS: Final = (1 << 63) - 1
 _LATEST_MS: Final = 253_402_300_799_999
 """The end of the year 9999, the maximum time of Service Bus."""
 
+_DURABLE_HEADER: Final = encode(Header(durable=True))
+_SHORT_PROPERTIES: Final = bytes((0x00, 0x53, PROPERTIES, 0xC0))
+_CONTENT_TYPE_INDEX: Final = 6
+_SESSION_INDEX: Final = 10
+_APPLICATION_PROPERTIES: Final = bytes((0x00, 0x53, APPLICATION_PROPERTIES))
+_SHORT_DATA: Final = bytes((0x00, 0x53, DATA, 0xA0))
+_LONG_DATA: Final = bytes((0x00, 0x53, DATA, 0xB0))
+_PATH_KEY: Final = encode(PATH)
+
+_NULL: Final = b"\x40"
+_SHORT_BYTES: Final = 255
 _MAP32: Final = Struct(">II")
 _MOST_BYTES: Final = sum(len(encode(name)) for name in RESERVED) + 12 + 9 + 9 + 1
 """The maximum size added apart from the path: the names, a section, a long, a timestamp, a null for a text."""
@@ -61,6 +74,9 @@ class TransferError(ValueError):
         super().__init__(reason)
         self.path = path
         """The destination, if it is known."""
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str | None]]:
+        return type(self), (str(self), self.path)
 
 
 class DivertedMessage(NamedTuple):
@@ -82,6 +98,10 @@ class _Pair(NamedTuple):
 
 def divert(payload: bytes, path: str) -> bytes:
     """Return the message for a backlog queue; raises ``TransferError`` if it has a reserved property."""
+    return _divert_usual(payload, path) or _divert_any(payload, path)
+
+
+def _divert_any(payload: bytes, path: str) -> bytes:
     with _reading(path):
         sections = Sections(payload)
         header, properties = sections.header(), sections.properties()
@@ -103,6 +123,74 @@ def divert(payload: bytes, path: str) -> bytes:
     )
 
 
+def _divert_usual(payload: bytes, path: str) -> bytes | None:
+    """Divert a message that has nothing to clear, in the form in which our client writes it, without decoding it.
+
+    That is a durable header, properties that are ASCII, application properties, and a body of bytes. Returns ``None``
+    for any other message.
+    """
+    try:
+        start = _end_of_texts(payload, len(_DURABLE_HEADER)) if payload.startswith(_DURABLE_HEADER) else 0
+        if not start:
+            return None
+        count, first, body = _unreserved(payload, start)
+        if not body or not _is_data(payload, body):
+            return None
+    except (IndexError, ProtocolError):
+        return None
+    pairs = payload[first:body] + _PATH_KEY + encode(path)
+    return b"".join((payload[:start], _APPLICATION_PROPERTIES, enclose_map(count + 1, pairs), payload[body:]))
+
+
+def _end_of_texts(payload: bytes, start: int) -> int:
+    """Return the end of a section of properties if all of them are short texts, and none is a session id; else 0."""
+    if not payload.startswith(_SHORT_PROPERTIES, start):
+        return 0
+    end = start + 5 + payload[start + 4]
+    count = payload[start + 5]
+    position = start + 6
+    if count > _SESSION_INDEX:
+        return 0
+    for index in range(count):
+        if payload[position] == 0x40:
+            position += 1
+            continue
+        text = position + 2
+        if payload[position] != (0xA3 if index == _CONTENT_TYPE_INDEX else 0xA1):
+            return 0
+        position = text + payload[position + 1]
+        if not payload[text:position].isascii():
+            return 0
+    return end if position == end else 0
+
+
+def _unreserved(payload: bytes, start: int) -> tuple[int, int, int]:
+    """Return the number of application properties at ``start``, the start of the first, and the end of the last.
+
+    The end is 0 if there are others than those with short ASCII names that are not reserved.
+    """
+    if not payload.startswith(_APPLICATION_PROPERTIES, start):
+        return 0, start, start
+    count, first = _map_start(payload, start + 3)
+    position, end = first, skip(payload, start + 3)
+    for _ in range(count // 2):
+        if payload[position] != 0xA1:
+            return 0, 0, 0
+        value = position + 2 + payload[position + 1]
+        name = payload[position + 2 : value]
+        if not name.isascii() or name in _RESERVED_NAMES:
+            return 0, 0, 0
+        position = skip(payload, value)
+    return count // 2, first, end if position == end and count % 2 == 0 else 0
+
+
+def _is_data(payload: bytes, start: int) -> bool:
+    """Return True if one section of data is all that follows."""
+    if payload.startswith(_LONG_DATA, start):
+        return start + 8 + int.from_bytes(payload[start + 4 : start + 8]) == len(payload)
+    return payload.startswith(_SHORT_DATA, start) and start + 5 + payload[start + 4] == len(payload)
+
+
 def growth_bytes(path: str) -> int:
     """Return the maximum growth in bytes of any message when it is diverted."""
     return _MOST_BYTES + len(encode(path))
@@ -114,10 +202,22 @@ def header_bytes(payload: bytes) -> int:
         return len(payload) - sum([end - start for _, start, _, end in Sections(payload).body])
 
 
+def find_sections(payload: bytes) -> Sections:
+    """Find the sections of a message; raises ``TransferError``."""
+    try:
+        return Sections(payload)
+    except ProtocolError as error:
+        raise _unreadable(error, None) from error
+
+
 def read_transfer(payload: bytes) -> DivertedMessage:
     """Decode the destination, and every part of a diverted message that a service checks; raises ``TransferError``."""
+    return read_sections(find_sections(payload))
+
+
+def read_sections(sections: Sections) -> DivertedMessage:
+    """Do the same as ``read_transfer`` for a message whose sections are known."""
     try:
-        sections = Sections(payload)
         named = sections.application_properties()
     except ProtocolError as error:
         raise _unreadable(error, None) from error
@@ -188,9 +288,9 @@ def _scheduled_ms(noted: Iterable[_Pair]) -> int | None:
     """Return the scheduled enqueue time; an invalid one is left for the service to reject."""
     for pair in noted:
         if isinstance(pair.key, str) and pair.key in _SCHEDULED:
-            value = decode(pair.value)
-            if isinstance(value, int) and not isinstance(value, bool):
-                return min(int(value), _LONGEST_MS)
+            number = whole_number(decode(pair.value))
+            if number is not None:
+                return min(number, _LONGEST_MS)
     return None
 
 
@@ -224,8 +324,9 @@ def _time_to_live_ms(named: dict[str, Any], path: str) -> int | None:
     value = named.get(TIME_TO_LIVE)
     if value is None:
         return None
-    if isinstance(value, int) and not isinstance(value, bool | Timestamp) and value > 0:
-        return int(value)
+    number = None if isinstance(value, Timestamp) else whole_number(value)
+    if number is not None and number > 0:
+        return number
     raise TransferError(f"{TIME_TO_LIVE} must be a time to live in milliseconds, got {value!r:.100}", path)
 
 
@@ -280,6 +381,8 @@ def _restored_properties(sections: Sections, session_id: str | None, length_ms: 
     section = sections.raw(PROPERTIES)
     if session_id is None and length_ms is None:
         return section
+    if session_id is not None and (usual := _with_session(section, session_id)):
+        return usual
     before = sections.properties()
     after = before
     if session_id is not None:
@@ -288,6 +391,17 @@ def _restored_properties(sections: Sections, session_id: str | None, length_ms: 
         expires_ms = min(before.creation_time + length_ms, _LATEST_MS)
         after = after._replace(absolute_expiry_time=Timestamp(expires_ms))
     return _fields_section(section, before, after)
+
+
+def _with_session(section: bytes, session_id: str) -> bytes | None:
+    """Append a session id to short properties without a creation time; returns ``None`` for others."""
+    count = section[5] if section.startswith(_SHORT_PROPERTIES) else 0
+    if (section and not count) or count >= _SESSION_INDEX:
+        return None
+    fields = section[6:] + _NULL * (_SESSION_INDEX - count) + encode(session_id)
+    if len(fields) >= _SHORT_BYTES:
+        return None
+    return _SHORT_PROPERTIES + bytes((len(fields) + 1, _SESSION_INDEX + 1)) + fields
 
 
 def _joined(sections: Sections, *head: bytes) -> bytes:

@@ -62,8 +62,8 @@ class Ledger:
         self._start_thread()
 
     def _start_thread(self) -> None:
-        self._thread = Thread(target=self._run, name="pairbus-ledger", daemon=True)
-        self._thread.start()
+        self._writer_thread = Thread(target=self._run, name="pairbus-ledger", daemon=True)
+        self._writer_thread.start()
 
     @classmethod
     def open(
@@ -139,7 +139,7 @@ class Ledger:
     def close(self) -> None:
         """Write the remaining rows, convert all journals to Parquet, and wait for that. Idempotent."""
         self.begin_close()
-        self._thread.join()
+        self._writer_thread.join()
 
     def begin_close(self) -> None:
         """Start to close without waiting; ``is_closed`` is True once it is done."""
@@ -151,14 +151,14 @@ class Ledger:
 
     @property
     def is_closed(self) -> bool:
-        return not self._thread.is_alive()
+        return not self._writer_thread.is_alive()
 
     # Supervision of the thread.
 
     @property
     def has_lost_thread(self) -> bool:
         """Return whether the thread has ended without being closed."""
-        return not self._thread.is_alive() and not self._closing.is_set()
+        return not self._writer_thread.is_alive() and not self._closing.is_set()
 
     def restart(self) -> None:
         """Start another thread, if it has ended: it goes on with the queued rows."""

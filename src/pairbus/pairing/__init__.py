@@ -21,7 +21,7 @@ from pairbus.pairing.status import BacklogQueueStatus, PairedEntityStatus, PairS
 from pairbus.pairing.syphon import Syphon, SyphonContext, SyphonEngine, SyphonSettings, TimeToLive
 from pairbus.renamed import renamed
 
-__all__ = [
+__all__: list[str] = [
     "FAILURE_RULES",
     "BacklogQueueChanged",
     "BacklogQueueStatus",

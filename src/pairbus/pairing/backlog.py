@@ -63,6 +63,11 @@ class Rotation:
         """The errors of the queues that were taken out, by index."""
         return {index: outage.cause for index, outage in self._outages.items()}
 
+    @property
+    def is_reduced(self) -> bool:
+        """True if a queue was taken out."""
+        return bool(self._outages)
+
     def __contains__(self, index: object) -> bool:
         return index not in self._outages
 
@@ -448,7 +453,8 @@ class Backlog:
 
     def worked(self, index: int) -> None:
         """Note that a queue has accepted a message."""
-        self._returned(index, is_recreated=False)
+        if self.rotation.is_reduced:
+            self._returned(index, is_recreated=False)
 
     def _returned(self, index: int, is_recreated: bool) -> None:
         if self.rotation.worked(index):

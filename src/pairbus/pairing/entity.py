@@ -12,9 +12,10 @@ from typing import Final
 from uuid import uuid4
 
 from pairbus.background_tasks import BackgroundTasks
-from pairbus.client.entity_link import EntityLink, SendingLinkFactory
+from pairbus.client.entity_link import EntityLink
 from pairbus.client.errors import MessagingError, MessagingTimeoutError
 from pairbus.client.message import BrokeredMessage, encode_brokered
+from pairbus.client.sending_link_factory import SendingLinkFactory
 from pairbus.dialect.annotations import PING_CONTENT_TYPE
 from pairbus.pairing.events import EntityChanged, Listeners, PingSent
 from pairbus.pairing.policy import EntityState, FailoverPolicy, FailureRules, Signal, counts

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, NamedTuple
 
-from pairbus.client.entity_link import EntityLink, SendBatch, batch_bytes
+from pairbus.client.amqp.sending_link import SendingLink
+from pairbus.client.entity_link import EntityLink, SendBatch, batch_bytes, is_confirmed
 from pairbus.client.errors import (
     BacklogUnavailableError,
     ClosedError,
@@ -25,46 +25,8 @@ from pairbus.dialect.transfer import RESERVED, divert, growth_bytes, header_byte
 from pairbus.pairing.backlog import Backlog
 from pairbus.pairing.entity import PairedEntity
 from pairbus.pairing.session_order import BackloggedSession, SessionOrder
+from pairbus.pairing.until import Until
 from pairbus.wire import Sections
-
-
-class Until:
-    """An asynchronous context manager that ends its block when a future is done, as ``asyncio.timeout`` at a time.
-
-    It cancels the task, so that the block runs in the same task, and keeps its position in the order of sends.
-    """
-
-    def __init__(self, future: asyncio.Future[Any]) -> None:
-        self.expired = False
-        """True if the block was cancelled because the future is done."""
-
-        self._future = future
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
-
-    async def __aenter__(self) -> Self:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("no current task: use this context manager in an asyncio task")
-        self._task = task
-        self._cancelling = task.cancelling()
-        self._future.add_done_callback(self._cancel)
-        return self
-
-    def _cancel(self, _future: asyncio.Future[Any]) -> None:
-        if self._task is not None:
-            self.expired = True
-            self._task.cancel()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        self._future.remove_done_callback(self._cancel)
-        task, self._task = self._task, None
-        if not self.expired or task is None:
-            return False
-        # Another caller may have cancelled the task as well, which must not be suppressed.
-        return task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
 
 
 class BacklogChoice(NamedTuple):
@@ -96,16 +58,52 @@ class SenderDiversion:
         """Send messages in their diverted form. Raise ``BacklogUnavailableError`` with the errors of all queues."""
         if not diverted.unconfirmed:
             return
-        backlog, loop = self._backlog, asyncio.get_running_loop()
-        # A send that the primary has delayed gets one or two attempts all the same.
-        deadline_s = max(started_s + self._timeout_s, loop.time() + 2 * backlog.factory.send_attempt_s)
+        backlog = self._backlog
+        deadline_s = self._deadline_s(started_s, asyncio.get_running_loop().time())
         with trace_diversion(diverted.unconfirmed, self._path, backlog.factory.endpoint) as note:
             note(backlog.paths[await self._send_to_any(diverted, deadline_s, choose or self._choose)])
 
-    async def _send_to_any(self, diverted: SendBatch, deadline_s: float, choose: Choose) -> int:
+    def send_one(self, payload: bytes) -> Coroutine[Any, Any, None] | None:
+        """Return the coroutine that sends a message in its diverted form to the queue in use.
+
+        That is the common case: no queue is out of the rotation, and the link is ready. Returns ``None`` otherwise.
+        """
+        queue = self._queue
+        if queue is None or self._backlog.rotation.is_reduced:
+            return None
+        link = self._backlog.links[queue].ready
+        return self._send_over(link, queue, payload) if link is not None and link.accepts(len(payload)) else None
+
+    async def _send_over(self, link: SendingLink, queue: int, payload: bytes) -> None:
+        started_s = link.connection.loop.time()
+        confirmation = link.send(payload)
+        try:
+            await confirmation
+        except MessagingError as error:
+            self._failed(queue, error, was_due=False)
+        finally:
+            is_accepted = is_confirmed(confirmation)
+            if is_accepted:
+                self._accepted(queue, 1)
+                self._backlog.worked(queue)
+        if not is_accepted:
+            await self._send_to_others(SendBatch([payload]), self._deadline_s(started_s, started_s))
+
+    async def _send_to_others(self, diverted: SendBatch, deadline_s: float) -> None:
+        """Go on after the first attempt has failed."""
+        if asyncio.get_running_loop().time() >= deadline_s:
+            raise self._unavailable(None)
+        await self._send_to_any(diverted, deadline_s, self._choose, is_first=False)
+
+    def _deadline_s(self, started_s: float, diverted_s: float) -> float:
+        """Return when to give up: a send that the primary has delayed gets one or two attempts all the same."""
+        return max(started_s + self._timeout_s, diverted_s + 2 * self._backlog.factory.send_attempt_s)
+
+    async def _send_to_any(
+        self, diverted: SendBatch, deadline_s: float, choose: Choose, *, is_first: bool = True
+    ) -> int:
         """Send to a backlog queue that works; return the one that has accepted the last message."""
         backlog, loop = self._backlog, asyncio.get_running_loop()
-        is_first = True
         while True:
             choice = choose(loop.time(), is_first)
             is_first = False
@@ -132,22 +130,26 @@ class SenderDiversion:
         before = len(diverted.unconfirmed)
         try:
             await backlog.links[queue].attempt(diverted)
-        except InvalidMessageError:
-            raise  # the queue is not to blame
-        except ClosedError as error:
-            if not backlog.factory.is_closed:
-                raise  # the pair has been closed
-            backlog.failed(queue, error, was_due=was_due)
-            return False
         except MessagingError as error:
-            backlog.failed(queue, error, was_due=was_due)
+            self._failed(queue, error, was_due=was_due)
             return False
         finally:
-            accepted = before - len(diverted.unconfirmed)
-            backlog.diverted[queue] += accepted
-            self._entity.diverted += accepted
+            self._accepted(queue, before - len(diverted.unconfirmed))
         backlog.worked(queue)
         return True
+
+    def _failed(self, queue: int, error: MessagingError, *, was_due: bool) -> None:
+        """Take a queue out of the rotation; raise the error if the queue is not to blame."""
+        if isinstance(error, InvalidMessageError):
+            raise error
+        if isinstance(error, ClosedError) and not self._backlog.factory.is_closed:
+            raise error  # the pair has been closed
+        self._backlog.failed(queue, error, was_due=was_due)
+
+    def _accepted(self, queue: int, count: int) -> None:
+        """Count messages that the queue has accepted."""
+        self._backlog.diverted[queue] += count
+        self._entity.diverted += count
 
     def _unavailable(self, only: int | None) -> BacklogUnavailableError:
         backlog = self._backlog
@@ -234,7 +236,7 @@ class PairedRoute:
                 "message; send() takes messages with a scheduled_enqueue_time",
                 entity=self._path,
             )
-            raise error from self._entity.cause
+            raise error.caused_by(self._entity.cause)
 
     def _too_large(self, what: str, diverted_bytes: int, limit_bytes: int) -> MessageSizeExceededError:
         return MessageSizeExceededError(
@@ -287,6 +289,11 @@ class PairedRoute:
             raise
         self._entity.sent()
 
+    def divert(self, payload: bytes) -> Coroutine[Any, Any, None] | None:
+        if not self._entity.is_diverting or not self._entity_link.accepts(len(payload)):
+            return None
+        return self._diversion.send_one(divert(payload, self._path))
+
     async def _divert(self, batch: SendBatch, started_s: float) -> None:
         await self._diversion.send(self._diverted(batch), started_s)
 
@@ -315,6 +322,9 @@ class OrderedRoute(PairedRoute):
         super().__init__(entity_link, entity, backlog, settings)
         self._order = order
         self._timeout_s = settings.operation_timeout.total_seconds()
+
+    def divert(self, payload: bytes) -> Coroutine[Any, Any, None] | None:
+        return super().divert(payload) if session_of(payload) is None else None
 
     async def _send(self, batch: SendBatch, failure: MessagingError | None, started_s: float) -> None:
         if not self._entity.is_diverting:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Final, ParamSpec, Protocol, TypeVar
 
@@ -22,6 +24,7 @@ from pairbus.server.errors import REFUSABLE
 from pairbus.server.host import NamespaceHost
 from pairbus.server.log_context import ContextLog, LogValue
 from pairbus.server.supervision.supervisor import Problem
+from pairbus.server.turns import DeliveryTurns
 from pairbus.store import StoreError
 
 P = ParamSpec("P")
@@ -75,8 +78,11 @@ class SessionWaiter(Protocol):
 class Dispatcher:
     """Spreads available messages over the waiting receivers, a few messages each in turn."""
 
-    def __init__(self, host: NamespaceHost) -> None:
+    def __init__(self, host: NamespaceHost, stopwatch: Callable[[], float] = time.perf_counter) -> None:
         self._host = host
+        self._turns = DeliveryTurns(host.loop, stopwatch)
+        self._serve_guarded = self._guarded(self.serve)
+        self._serve_session_guarded = self._guarded(self._serve_session)
         self._receivers: dict[Address, deque[WaitingReceiver]] = {}
         self._waiters: dict[Address, deque[SessionWaiter]] = {}
         self._holders: dict[bytes, WaitingReceiver] = {}
@@ -90,10 +96,10 @@ class Dispatcher:
         """Entities, and tokens of held sessions, that were served since the last check."""
         self._unserved: set[Address | bytes] = set()
         """Entities and tokens that should have been served by then."""
-        host.on_woken.add(self._guarded(self.serve))
+        host.on_woken.add(lambda address: self._turns.take(address, partial(self._serve_guarded, address)))
         host.on_notice.add(self._guarded(self._notice))
         host.on_rebuilt.add(self._guarded(self._rebuilt))
-        host.on_woken_session.add(self._guarded(self._serve_session))
+        host.on_woken_session.add(lambda token: self._turns.take(token, partial(self._serve_session_guarded, token)))
         host.on_timers_restarted.add(self._guarded(self._serve_all))
         host.on_resumed.add(self._guarded(self._serve_all))
         host.add_in_use(lambda: [*self._links])
@@ -145,6 +151,20 @@ class Dispatcher:
         self._served.add(address)
         self._host.operations.add("deliver", address, count)
 
+    def note_served(self, seconds: float) -> None:
+        """Record for how long a client was served: deliveries have a part of that time."""
+        self._turns.add_served(seconds)
+
+    def note_requests(self, count: int) -> None:
+        """Record requests that wait for the next commit."""
+        self._turns.add_requests(count)
+        self._host.when_durable(lambda _error: self._turns.add_requests(-count))
+
+    def note_removed(self, count: int) -> None:
+        """Record that a receiver has removed messages, which it sends once their removal is durable."""
+        self._turns.add_removed(count)
+        self._host.when_durable(lambda _error: self._turns.add_removed(-count))
+
     # Messages arrive.
 
     def serve(self, address: Address) -> None:
@@ -170,8 +190,8 @@ class Dispatcher:
                 return  # there is nothing left for the others either
             idle = 0 if taken or receiver.is_lost else idle + 1
             given += taken
-            if given >= _AT_ONCE:
-                self._host.loop.call_soon(self._guarded(self.serve), address)
+            if given >= _AT_ONCE or (given and self._turns.is_over):
+                self._serve_later(address)
                 return
             if receiver.address not in self._receivers:  # the last receiver was lost meanwhile
                 return
@@ -181,7 +201,21 @@ class Dispatcher:
         self._served.add(token)
         receiver = None if self._is_stopped else self._holders.get(token)
         if receiver is not None and receiver.wants() and self._offer(receiver):
-            self._host.loop.call_soon(self._guarded(self._serve_session), token)
+            self._serve_session_later(token)
+
+    def deliver(self, key: Hashable, work: Callable[[], object]) -> None:
+        """Do a piece of work that delivers messages now, if deliveries have their turn; otherwise later."""
+        self._turns.take(key, work)
+
+    def deliver_later(self, key: Hashable, work: Callable[[], object]) -> None:
+        """Do a piece of work that delivers messages when deliveries have their next turn."""
+        self._turns.wait(key, work)
+
+    def _serve_later(self, address: Address) -> None:
+        self._turns.wait(address, partial(self._serve_guarded, address))
+
+    def _serve_session_later(self, token: bytes) -> None:
+        self._turns.wait(token, partial(self._serve_session_guarded, token))
 
     def _offer(self, receiver: WaitingReceiver) -> int:
         try:
@@ -243,9 +277,9 @@ class Dispatcher:
     def _serve_all(self) -> None:
         """Serve all receivers: they may have been paused, or have missed a wake-up."""
         for address in {*self._receivers, *self._waiters}:
-            self._host.loop.call_soon(self._guarded(self.serve), address)
+            self._serve_later(address)
         for token in self._holders:
-            self._host.loop.call_soon(self._guarded(self._serve_session), token)
+            self._serve_session_later(token)
 
     # Supervision.
 
@@ -276,8 +310,13 @@ class Dispatcher:
         late = self._unserved - self._served
         self._served.clear()
         self._unserved = self._due()
-        missed = late & self._unserved
+        missed = [each for each in late & self._unserved if not self._waits_for_turn(each)]
         return Problem(reason=f"{len(missed)} entities or sessions have missed a wake-up") if missed else None
+
+    def _waits_for_turn(self, place: Address | bytes) -> bool:
+        """Return whether an entity, or a held session, is served when deliveries have their next turn."""
+        receivers = self._receivers.get(place, ()) if isinstance(place, Address) else (self._holders.get(place),)
+        return any(self._turns.has_waiting(key) for key in (place, *receivers))
 
     def _table_problem(self) -> str | None:
         """Return which table differs from the receivers and waiters that are attached."""

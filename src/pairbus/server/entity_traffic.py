@@ -53,8 +53,13 @@ class TrafficCounts:
         self.expired = 0
 
     def add(self, other: TrafficCounts) -> None:
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.sent += other.sent
+        self.sent_bytes += other.sent_bytes
+        self.received += other.received
+        self.received_bytes += other.received_bytes
+        self.completed += other.completed
+        self.dead_lettered += other.dead_lettered
+        self.expired += other.expired
 
 
 class EntityTraffic:
@@ -99,6 +104,9 @@ class EntityTraffic:
             counts = self.counts[address] = TrafficCounts()
         self._last_address, self._last = address, counts or self.other
         return self._last
+
+    def wants_found(self) -> bool:
+        return self._then is not None and self._then.wants_found()
 
     def wants_body(self, address: Address, /) -> bool:
         return self._then is not None and self._then.wants_body(address)

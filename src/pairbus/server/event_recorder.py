@@ -87,6 +87,9 @@ class EventRecorder:
             self._spill(self.take())
             self._spill = None
 
+    def wants_found(self) -> bool:
+        return True
+
     def wants_body(self, address: Address, /) -> bool:
         return self._path_info(address)[1]
 

@@ -25,10 +25,10 @@ from pairbus.broker import (
 from pairbus.callbacks import Callbacks
 from pairbus.fault_kinds import CrashComponent
 from pairbus.server.audit import Actor, AuditAction, AuditLog
+from pairbus.server.clock import Clock
 from pairbus.server.errors import ServerBusyError
 from pairbus.server.faults import ComponentCrashError, Faults
 from pairbus.server.log_context import Facts, LogValue
-from pairbus.server.process import Clock
 from pairbus.server.side_buffer.buffer import SideBuffer
 from pairbus.server.supervision.operation_log import OperationLog
 from pairbus.server.supervision.supervisor import Problem

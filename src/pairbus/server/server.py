@@ -37,6 +37,7 @@ from pairbus.server.audit import (
     declared_changes,
 )
 from pairbus.server.busy import BusyProtocol
+from pairbus.server.clock import Clock, SystemClock
 from pairbus.server.counters import Counters
 from pairbus.server.declaration import apply_declaration
 from pairbus.server.dispatcher import Dispatcher
@@ -63,7 +64,6 @@ from pairbus.server.messages import STUB_BODY, MessageView
 from pairbus.server.metering import OperationMeter, path_of_address
 from pairbus.server.outbox import MOST_BYTES, Outbox
 from pairbus.server.peer_limits import LoginFailure
-from pairbus.server.process import Clock, SystemClock
 from pairbus.server.scrubbing import Scrubber
 from pairbus.server.settings import Settings, SettingsError
 from pairbus.server.side_buffer.buffer import SideBuffer, SideBufferMetrics, warn_of_unset_buffer
@@ -463,7 +463,7 @@ class NamespaceServer:
             len(recovery.damaged),
             recovery.quarantined,
         )
-        wall_clock = self._clock.wall_ms if isinstance(self._clock, SystemClock) else None
+        wall_clock: Clock | None = getattr(self._clock, "wall_ms", None)
         host = NamespaceHost(settings.name, settings.limits, committer, self._clock, loop, wall_clock)
         host.throttle = Throttle(settings)
         host.commit_overdue_s = settings.storage_timeout_s

@@ -154,7 +154,6 @@ class CommitThreadState:
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._work: SimpleQueue[_Task | None] = SimpleQueue()
         self._outcomes: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._in_hand: _Task | None = None
@@ -209,7 +208,7 @@ class CommitThreadState:
         self.commit_histogram[bisect_left(COMMIT_BOUNDS_S, seconds)] += 1
 
 
-class CommitHooks:
+class CommitHooks(CommitThreadState):
     """The callbacks of a committer to its owner."""
 
     def __init__(self) -> None:
@@ -238,7 +237,7 @@ class CommitHooks:
         self._rebuilt.add(listener)
 
 
-class GroupCommitter(CommitHooks, CommitThreadState):
+class GroupCommitter(CommitHooks):
     """Makes the broker's writes durable, in groups.
 
     Call operations on the namespace that ``use_namespace`` returns, on one thread. ``when_durable`` then registers a
@@ -296,9 +295,9 @@ class GroupCommitter(CommitHooks, CommitThreadState):
         self._namespace: Namespace | None = None
         self._journal = WriteBatch(store, self._damaged)
         self.recovery = self._recover()
-        self._thread = None if wake is None else Thread(target=self._run, name="pairbus-commit", daemon=True)
-        if self._thread is not None:
-            self._thread.start()
+        self._commit_thread = None if wake is None else Thread(target=self._run, name="pairbus-commit", daemon=True)
+        if self._commit_thread is not None:
+            self._commit_thread.start()
 
     @classmethod
     def open(
@@ -348,8 +347,8 @@ class GroupCommitter(CommitHooks, CommitThreadState):
         If the store could not be read after a failed commit, try again: without ``wake`` now, otherwise on the commit
         thread. Raises ``StoreError`` while there is no broker.
         """
-        if self._namespace is None and self._thread is None:
-            self.rebuilt(self._recover())
+        if self._namespace is None and self._commit_thread is None:
+            self._rebuilt(self._recover())
         elif self._namespace is None and not self._is_committing and not self._is_closed:
             self._begin_load([])
         return self.namespace
@@ -388,11 +387,11 @@ class GroupCommitter(CommitHooks, CommitThreadState):
     @property
     def has_lost_thread(self) -> bool:
         """Return whether the commit thread has ended without being closed."""
-        return self._thread is not None and not self._thread.is_alive() and not self._is_closed
+        return self._commit_thread is not None and not self._commit_thread.is_alive() and not self._is_closed
 
     def end_thread(self) -> None:
         """End the commit thread before its next task, as a defect would, to practise ``restart_thread``."""
-        if self._thread is not None:
+        if self._commit_thread is not None:
             self._work.put(None)
 
     def restart_thread(self) -> None:
@@ -405,8 +404,8 @@ class GroupCommitter(CommitHooks, CommitThreadState):
             return
         while not self._work.empty():
             self._work.get()
-        self._thread = Thread(target=self._run, name="pairbus-commit", daemon=True)
-        self._thread.start()
+        self._commit_thread = Thread(target=self._run, name="pairbus-commit", daemon=True)
+        self._commit_thread.start()
         if self._in_hand is not None and self._outcomes.empty():
             self._work.put(self._in_hand)
         else:
@@ -584,12 +583,12 @@ class GroupCommitter(CommitHooks, CommitThreadState):
     def _end_thread(self) -> None:
         """Wait for the running commit, and let its thread close the store at the end."""
         self._resources.callback(self._store.close)
-        if self._thread is not None:
+        if self._commit_thread is not None:
             self._work.put(None)
-            self._thread.join()
+            self._commit_thread.join()
             if self._in_hand is not None and self._outcomes.empty():  # the thread had ended before
                 self._outcomes.put(self._in_hand())
-            self._thread = self._wake = None
+            self._commit_thread = self._wake = None
             self._take_outcome()
 
     # The state machine. A callback may raise, and may write more: neither stops the machine half-way.
@@ -624,7 +623,7 @@ class GroupCommitter(CommitHooks, CommitThreadState):
         error, commit = _attempt(prepare)
         if commit is None:
             self._running = None  # nothing can have been written
-        if commit is not None and self._thread is not None:
+        if commit is not None and self._commit_thread is not None:
             self._started = time.perf_counter()
             self._pass_to_thread(partial(self._run_commit, commit))
             return None
@@ -754,7 +753,7 @@ class GroupCommitter(CommitHooks, CommitThreadState):
         self._namespace = None
         self._journal.retire()
         self._reverted = error
-        if self._thread is not None and not self._is_given_up:
+        if self._commit_thread is not None and not self._is_given_up:
             self._begin_load(callbacks)
             return
         # If the namespace cannot be read, its next use raises.

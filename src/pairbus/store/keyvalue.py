@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from pairbus.store import keys
-from pairbus.store.errors import InvalidKeyError, StoreError, StoreFailedError
+from pairbus.store.errors import InvalidKeyError, NamespaceReplacedError, StoreError, StoreFailedError
 
 LONGEST_KEY_BYTES: Final = 511
 
@@ -15,6 +15,16 @@ Batch: TypeAlias = Mapping[bytes, bytes | None]
 
 DamageListener: TypeAlias = Callable[[bytes, bytes], None]
 """Called with the key of a damaged record and the bytes that were found."""
+
+
+class RetiredBatch(dict[bytes, bytes | None]):
+    """Stands in for a batch that will never be committed."""
+
+    def __setitem__(self, _key: bytes, _value: bytes | None) -> NoReturn:
+        raise NamespaceReplacedError
+
+    def get(self, _key: bytes, _default: object = None) -> NoReturn:
+        raise NamespaceReplacedError
 
 
 class CommitId(NamedTuple):

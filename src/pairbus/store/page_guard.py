@@ -20,6 +20,7 @@ from pairbus.store.page_nodes import (
     LostPage,
     PageNode,
     PageSource,
+    PlainLeaf,
     child_at,
     child_for,
     child_page,
@@ -29,6 +30,7 @@ from pairbus.store.page_nodes import (
     node_index,
     node_key,
     page_kind,
+    plain_leaf,
     plausible_pointers,
     sound_pointers,
 )
@@ -40,6 +42,10 @@ _BUFFER_SHARE: Final = 3
 
 _DAMAGED_VALUE: Final = "it is not the large value that should be here"
 _DAMAGED: Final = "its structure is damaged, or it is not the page that should be here"
+
+
+_END: Final = b"\xff" * (LONGEST_KEY_BYTES + 1)
+"""A key after all keys."""
 
 
 class LivePages(PageSource):
@@ -60,7 +66,7 @@ class Leaf(NamedTuple):
     low: bytes
     high: bytes | None
     data: bytes
-    pointers: Sequence[int]
+    pointers: tuple[int, ...]
 
     def find(self, key: bytes) -> int | None:
         """Return the offset of the node with this key."""
@@ -73,13 +79,19 @@ class Leaf(NamedTuple):
 Found: TypeAlias = Leaf | LostPage
 
 
-class Branch(NamedTuple):
+class Branch:
     """A sound branch, and the range of the keys that belong below it."""
 
-    data: bytes
-    pointers: Sequence[int]
-    low: bytes
-    high: bytes | None
+    __slots__ = ("data", "high", "low", "pointers")
+
+    def __init__(self, data: bytes, pointers: tuple[int, ...], low: bytes, high: bytes | None) -> None:
+        self.data = data
+        self.pointers = pointers
+        self.low = low
+        self.high = high
+
+    def covers(self, key: bytes) -> bool:
+        return self.low <= key and (self.high is None or key < self.high)
 
     def index_of(self, key: bytes, near: int = 0) -> int:
         """Return the index of the child that a key belongs to; ``near`` is where to look first, and not after it."""
@@ -87,6 +99,13 @@ class Branch(NamedTuple):
         if following < len(self.pointers) and key < node_key(self.data, self.pointers[following]):
             return near if key < node_key(self.data, self.pointers[near + 1]) else near + 1
         return node_index(self.data, self.pointers, key, near + 1) - 1
+
+    def bounds(self, index: int) -> tuple[bytes, bytes]:
+        """Return the range of keys of a child."""
+        is_last = index + 1 == len(self.pointers)
+        low = self.low if index == 0 else node_key(self.data, self.pointers[index])
+        high = (self.high or _END) if is_last else node_key(self.data, self.pointers[index + 1])
+        return low, high
 
     def child(self, index: int) -> Child:
         return child_at(self.data, self.pointers, index, self.low, self.high)
@@ -101,9 +120,9 @@ class PathReader:
         self._root = tree.root
         self._lowest_level = tree.depth - 1
         self._recent = recent
-        self._changeable: dict[int, tuple[bytes, Sequence[int]]] = {}
-        """Leaves that LMDB can change."""
-        self._read: dict[int, tuple[bytes, int, Sequence[int]] | None] = {}
+        self._plain: dict[int, PlainLeaf | None] = {}
+        """Leaves below the last branch, by their index in it."""
+        self._read: dict[int, tuple[bytes, int, tuple[int, ...]] | None] = {}
         self._parent: Branch | None = None
         """The branch above the leaf that was read last in the order of the keys, and the index of that leaf in it."""
         self._index = 0
@@ -131,10 +150,11 @@ class PathReader:
     def next_leaf(self, key: bytes) -> Found | None:
         """Return the leaf of a key, as ``leaf`` does: faster if keys are asked for in their order."""
         parent = self._parent
-        if parent is not None and parent.low <= key and (parent.high is None or key < parent.high):
+        if parent is not None and parent.covers(key):
             self._index = parent.index_of(key, self._index)
             return self._found(parent.child(self._index))
         self._parent = None
+        self._plain = {}
         if self._root == NO_PAGE:
             return None
         child = Child(self._root, b"", None)
@@ -199,37 +219,54 @@ class PathReader:
     def sound_range(self, key: bytes) -> tuple[bytes, bytes] | None:
         """Return the range of the leaf of a key, if LMDB can change it and its neighbours.
 
-        ``None`` if it cannot, or if that is not as quick to tell as for a leaf in the middle of the last branch.
+        ``None`` if it cannot, or if that takes more than a look at the leaves below one branch.
         """
+        if self._parent is None or not self._parent.covers(key):
+            self.next_leaf(key)
         parent = self._parent
-        if parent is None or key < parent.low or (parent.high is not None and key >= parent.high):
+        if parent is None or not parent.covers(key):
             return None
         self._index = index = parent.index_of(key, self._index)
-        data, pointers = parent.data, parent.pointers
-        if not 0 < index < len(pointers) - 1:
+        leaf = self._plain_leaf(parent, index)
+        if leaf is None or not self._is_buffered(parent, index, -1) or not self._is_buffered(parent, index, 1):
             return None
-        for each in (index - 1, index + 1):
-            neighbour = self._changeable_leaf(child_page(data, pointers[each]))
-            if neighbour is None or not _is_full_enough(neighbour[0], _used(neighbour[0])):
-                return None
-        leaf = self._changeable_leaf(child_page(data, pointers[index]))
-        if leaf is None:
-            return None
-        low, high = node_key(data, pointers[index]), node_key(data, pointers[index + 1])
-        # LMDB searches the leaf: with one key out of order, it would store others at a wrong place.
-        return (low, high) if is_in_order(*leaf, low, high) else None
+        low, high = parent.bounds(index)
+        return (low, high) if low <= leaf.first_key and leaf.last_key < high else None
 
-    def _changeable_leaf(self, number: int) -> tuple[bytes, Sequence[int]] | None:
-        """Return a leaf, and where its nodes are, if LMDB can change it."""
-        known = self._changeable.get(number)
-        if known is not None:
-            return known
-        page = self._pages.read(number)
-        pointers = sound_pointers(number, page, LEAF)
-        if pointers is None or self._lost_value_page(page, pointers) is not None:
-            return None
-        self._changeable[number] = page, pointers
-        return page, pointers
+    def _is_buffered(self, parent: Branch, index: int, step: int) -> bool:
+        """Return whether sound leaves on one side of a leaf keep LMDB from what is beyond them.
+
+        A leaf that was checked recently, to be changed, has such leaves beside it.
+        """
+        used_bytes = 0
+        while _BUFFER_SHARE * used_bytes < self._pages.page_bytes:
+            index += step
+            if index < 0:
+                return not parent.low  # there is no leaf before the first of the tree
+            if index == len(parent.pointers):
+                return parent.high is None
+            if self._is_recent(parent, index):
+                return True
+            leaf = self._plain_leaf(parent, index)
+            if leaf is None:
+                return False
+            used_bytes += leaf.used_bytes
+        return True
+
+    def _is_recent(self, parent: Branch, index: int) -> bool:
+        """Return whether a leaf is in a range that was checked recently."""
+        if self._recent is None:
+            return False
+        low, high = parent.bounds(index)
+        end = self._recent.leaves.end_of(low)
+        return end is not None and high <= end
+
+    def _plain_leaf(self, parent: Branch, index: int) -> PlainLeaf | None:
+        if index in self._plain:
+            return self._plain[index]
+        number = child_page(parent.data, parent.pointers[index])
+        self._plain[index] = leaf = plain_leaf(number, self._pages.read(number))
+        return leaf
 
     def widened(self, around: Sequence[Found]) -> list[Found]:
         """Return these leaves, and others until the sound ones on each side keep LMDB from what is beyond them."""
@@ -266,14 +303,10 @@ class PathReader:
 
     def lost_value(self, leaf: Leaf) -> LostPage | None:
         """Return a leaf as lost if LMDB cannot free the pages of one of its large values."""
-        page = self._lost_value_page(leaf.data, leaf.pointers)
-        return None if page is None else LostPage(leaf.page, _DAMAGED_VALUE, leaf.low, leaf.high, value_page=page)
-
-    def _lost_value_page(self, page: bytes, pointers: Sequence[int]) -> int | None:
-        for at in pointers:
-            lost = self._pages.lost_value_page(page, at) if has_flags(page, at) else None
-            if lost is not None:
-                return lost
+        for at in leaf.pointers:
+            page = self._pages.lost_value_page(leaf.data, at) if has_flags(leaf.data, at) else None
+            if page is not None:
+                return LostPage(leaf.page, _DAMAGED_VALUE, leaf.low, leaf.high, value_page=page)
         return None
 
     def _found(self, child: Child) -> Found:
@@ -282,13 +315,13 @@ class PathReader:
             return LostPage(child.page, _DAMAGED, child.low, child.high)
         return Leaf(child.page, child.low, child.high, found[0], found[2])
 
-    def _page(self, child: Child) -> tuple[bytes, int, Sequence[int]] | None:
+    def _page(self, child: Child) -> tuple[bytes, int, tuple[int, ...]] | None:
         number = child.page
         if number not in self._read:
             self._read[number] = self._checked(child)
         return self._read[number]
 
-    def _checked(self, child: Child) -> tuple[bytes, int, Sequence[int]] | None:
+    def _checked(self, child: Child) -> tuple[bytes, int, tuple[int, ...]] | None:
         page = self._pages.read(child.page)
         kind = page_kind(page)
         if kind == BRANCH and self._recent is not None:
@@ -305,20 +338,14 @@ def is_buffer(leaf: Found, buffered: int) -> bool:
     of it. As long as none of their own records is removed, leaves that it merges into one fill that more and more, and
     one that is fuller than a quarter never needs the next.
     """
-    return isinstance(leaf, Leaf) and _is_full_enough(leaf.data, buffered)
-
-
-def _is_full_enough(page: bytes, used_bytes: int) -> bool:
-    return _BUFFER_SHARE * used_bytes >= len(page)
-
-
-def _used(page: bytes) -> int:
-    lower, upper = PAGE_HEADER.unpack_from(page)[3:]
-    return len(page) - int(upper - lower)
+    return isinstance(leaf, Leaf) and _BUFFER_SHARE * buffered >= len(leaf.data)
 
 
 def _used_bytes(found: Found) -> int:
-    return _used(found.data) if isinstance(found, Leaf) else 0
+    if isinstance(found, LostPage):
+        return 0
+    lower, upper = PAGE_HEADER.unpack_from(found.data)[3:]
+    return len(found.data) - int(upper - lower)
 
 
 def doubtful_leaves(path: PathReader, key: bytes) -> list[Found]:
@@ -335,10 +362,6 @@ def doubtful_leaves(path: PathReader, key: bytes) -> list[Found]:
 
 def _is_doubtful(found: Found) -> bool:
     return isinstance(found, LostPage) or not is_in_order(found.data, found.pointers, found.low, found.high)
-
-
-_END: Final = b"\xff" * (LONGEST_KEY_BYTES + 1)
-"""A key after all keys."""
 
 
 class KeyRanges:
@@ -364,6 +387,9 @@ class KeyRanges:
         return max(self._lows[index], start), min(self._highs[index], end)
 
     def add(self, low: bytes, high: bytes) -> None:
+        if self._highs and self._highs[-1] == low:  # as when keys are added in their order
+            self._highs[-1] = high
+            return
         first, end = bisect_left(self._highs, low), bisect_right(self._lows, high)
         low, high = min([low, *self._lows[first:end]]), max([high, *self._highs[first:end]])
         self._lows[first:end], self._highs[first:end] = [low], [high]
@@ -400,7 +426,7 @@ class RecentlySound:
     def forget_merge_check(self, branch: Branch) -> None:
         self._mergeable.discard((branch.low, branch.high))
 
-    def branch_pointers(self, child: Child, page: bytes) -> Sequence[int] | None:
+    def branch_pointers(self, child: Child, page: bytes) -> tuple[int, ...] | None:
         """Return where the nodes of a branch are; ``None`` if it is damaged."""
         keys = child.low, child.high
         if keys in self._branches:
@@ -411,7 +437,7 @@ class RecentlySound:
         return pointers
 
 
-def _sound_pointers(child: Child, page: bytes, kind: int) -> Sequence[int] | None:
+def _sound_pointers(child: Child, page: bytes, kind: int) -> tuple[int, ...] | None:
     """Return where the nodes of a page are; ``None`` if it is damaged. LMDB ignores the first key of a branch."""
     if kind not in (LEAF, BRANCH):
         return None
@@ -445,10 +471,10 @@ def unwritable_leaves(
                 lost_value = path.lost_value(leaf)
                 if lost_value is not None:
                     return [lost_value]
-                beside = path.damaged_beside(recent) if merges else None
-                if beside is not None:
-                    return [beside._replace(is_branch=True)]
                 checked = leaf.low, _END if leaf.high is None else leaf.high
+            beside = path.damaged_beside(recent) if merges and path.entered else None
+            if beside is not None:
+                return [beside._replace(is_branch=True)]
             sound.add(*checked)
             end = checked[1]
         position = bisect_left(keys, end, position + 1)

@@ -127,6 +127,9 @@ def predecessor_of(data: bytes) -> bytes:
 _READ_AHEAD_BYTES: Final = 1 << 20
 """Most bytes that the system reads ahead for one call."""
 
+_MOST_AHEAD_PAGES: Final = 16
+"""Most pages that are read with one call."""
+
 
 class PageFile:
     """Reads pages, and tracks which of them have been reached.
@@ -141,6 +144,9 @@ class PageFile:
         self._last_page = 0
         self._descriptor = descriptor
         self._reached = bytearray()
+        self._ahead = b""
+        self._ahead_from = 0
+        self._ahead_pages = 0
         self._free_beyond_end: set[int] = set()
         """LMDB does not write a page that it took from the end and freed again at once: the file may be shorter."""
 
@@ -172,7 +178,20 @@ class PageFile:
         if number >= len(self._reached) or self._reached[number]:
             self.stray(number, source)
         self._reached[number] = 1
-        return os.pread(self._descriptor, self.page_bytes, number * self.page_bytes)
+        ahead = number - self._ahead_from
+        if not 0 <= ahead < self._ahead_pages:
+            self._read_from(number)
+            ahead = 0
+        at = ahead * self.page_bytes
+        return self._ahead[at : at + self.page_bytes]
+
+    def _read_from(self, number: int) -> None:
+        """Read a page, and those behind it if that continues what was read before: twice as many each time."""
+        is_next = number == self._ahead_from + self._ahead_pages
+        count = min(2 * self._ahead_pages, _MOST_AHEAD_PAGES) if is_next else 1
+        self._ahead = os.pread(self._descriptor, count * self.page_bytes, number * self.page_bytes)
+        self._ahead_from = number
+        self._ahead_pages = len(self._ahead) // self.page_bytes or 1  # fewer before a bad sector, or the end
 
     def reach(self, start: int, count: int, source: int) -> None:
         """Mark a run of pages as reached."""
@@ -228,6 +247,10 @@ NODE_BYTES: Final = NODE.size
 PAGE_NUMBER: Final = struct.Struct("<Q")
 """The page number that a leaf holds for a large value."""
 
+_NUMBER_BYTES: Final = PAGE_NUMBER.size
+_unpack_header = PAGE_HEADER.unpack_from
+_unpack_node = NODE.unpack_from
+
 
 class TreeWalk:
     """Walks a tree from its root, and compares it with its entry in the meta page."""
@@ -267,11 +290,15 @@ class TreeWalk:
 
     def _walk_branch(self, number: int, page: bytes, low: bytes, high: bytes | None, levels: int) -> None:
         self._branch_pages += 1
-        bounds = []
-        children = []
+        bounds: list[bytes] = []
+        children: list[int] = []
         size = 0
+        at: int
+        child: int
+        child_high: int
+        key_bytes: int
         for at in self.pointers(number, page, BRANCH):
-            child, child_high, key_bytes = NODE.unpack_from(page, at)
+            child, child_high, key_bytes = _unpack_node(page, at)
             key_at = at + NODE_BYTES
             bounds.append(self._key(page[key_at : key_at + key_bytes]))
             children.append(child | child_high << 32)
@@ -286,27 +313,32 @@ class TreeWalk:
             self._walk_page(child, number, first, end, levels - 1)
 
     def _walk_leaf(self, number: int, page: bytes, low: bytes, high: bytes | None) -> None:
-        # The one loop that runs for every record: it holds all that is needed, and nothing else.
-        unpack = NODE.unpack_from
-        numbers = self.numbers
         pointers = self.pointers(number, page, LEAF)
-        previous = b""
+        numbers = self.numbers
+        first = previous = b""
         size = 0
+        at: int  # with these types, the compiled loop does its arithmetic without objects
+        value_bytes: int
+        flags: int
+        key_bytes: int
+        # The one loop that runs for every record: it holds all that is needed, and nothing else.
         for at in pointers:
-            value_bytes, flags, key_bytes = unpack(page, at)
-            key_at = at + NODE_BYTES
-            value_at = key_at + key_bytes
-            key = page[key_at:value_at]
+            value_bytes, flags, key_bytes = _unpack_node(page, at)
+            value_at = at + NODE_BYTES + key_bytes
+            key = page[at + NODE_BYTES : value_at]
             if numbers:
                 key = key[::-1]
-            if key <= previous or key < low or key_bytes > LONGEST_KEY_BYTES:
+            if key <= previous or key_bytes > LONGEST_KEY_BYTES:
                 self._out_of_order(number)
             previous = key
             if flags:
                 self._reach_big_value(number, page, value_at, value_bytes, flags)
-                value_bytes = PAGE_NUMBER.size
-            node_bytes = NODE_BYTES + key_bytes + value_bytes
-            size += node_bytes + (node_bytes & 1)
+                value_bytes = _NUMBER_BYTES
+            size += (NODE_BYTES + key_bytes + value_bytes + 1) & ~1
+            if not first:
+                first = key
+        if first < low:
+            self._out_of_order(number)
         self._leaf_pages += 1
         self._entries += len(pointers)
         self._check_extent(number, page, size, previous, high)
@@ -327,7 +359,11 @@ class TreeWalk:
         self._overflow_pages += count
 
     def pointers(self, number: int, page: bytes, kind: int) -> tuple[int, ...]:
-        stored, _pad, flags, lower, upper = PAGE_HEADER.unpack_from(page)
+        stored: int
+        flags: int
+        lower: int
+        upper: int
+        stored, _pad, flags, lower, upper = _unpack_header(page)
         if stored != number or flags != kind:
             self._pages.damaged(f"its header has the page number {stored} and the flags {flags:#x}", number)
         if lower & 1 or not HEADER_BYTES < lower <= upper <= len(page):
@@ -339,7 +375,7 @@ class TreeWalk:
 
     def _check_extent(self, number: int, page: bytes, size: int, last: bytes, high: bytes | None) -> None:
         """Check that the nodes fill the page from ``upper`` to its end, as LMDB packs them, and end below the bound."""
-        upper = PAGE_HEADER.unpack_from(page)[-1]
+        upper: int = _unpack_header(page)[-1]
         if size != len(page) - upper:
             self._pages.damaged(f"its nodes have {size} bytes, but should have {len(page) - upper}", number)
         if high is not None and last >= high:
@@ -355,9 +391,6 @@ class TreeWalk:
 @cache
 def pointer_array(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}H")
-
-
-_NUMBER_BYTES: Final = PAGE_NUMBER.size
 
 
 class FreeListWalk(TreeWalk):

@@ -33,7 +33,7 @@ from pairbus.broker.descriptions import (
     Value,
     ZonelessInstant,
 )
-from pairbus.broker.message import Amendments, MessageState, Record
+from pairbus.broker.message import NEVER, Amendments, MessageState, Record, RecordBatch
 from pairbus.broker.sql import MISSING, Missing
 
 VERSION: Final = 1
@@ -52,6 +52,16 @@ _NUMBER: Final = struct.Struct(">BQ")
 
 _pack = _MESSAGE.pack
 _unpack_from = _MESSAGE.unpack_from
+
+_INDEX: Final = struct.Struct(">2sxB4xI8xq16xQ8xHH8s")
+"""The fields of a message that the index needs: version and state; flags; size; expiry; body; lengths of the id, of the
+session, and of the rest."""
+_ACTIVE: Final = bytes((VERSION, MessageState.ACTIVE))
+_OTHERS: Final = struct.Struct(">HHI")
+_NO_OTHERS: Final = _OTHERS.pack(_NO_TEXT, _NO_TEXT, 0)
+
+_unpack_index = _INDEX.unpack_from
+_new_tuple: Final = tuple.__new__  # calling the class would take twice as long, for each message
 
 
 class RecordFormatError(ValueError):
@@ -127,26 +137,49 @@ def _decode_record(sequence: int, data: bytes) -> Record:
         amendments = decode_amendments(data[position : position + amendments_length])
     if position + amendments_length != len(data):
         raise RecordFormatError("the lengths do not add up")
-    return Record(
-        sequence,
-        enqueued_ms,
-        expires_ms,
-        size,
-        body_id,
-        message_id,
-        session_id,
-        partition_key,
-        None if time_to_live_ms == _NO_TIME else time_to_live_ms,
-        None if scheduled_ms == _NO_TIME else scheduled_ms,
-        original_sequence,
-        _STATES[state],
-        delivery_count,
-        hops,
-        bool(flags & 1),
-        source,
-        amendments,
-        bool(flags & 2),
-    )
+    lives_ms = None if time_to_live_ms == _NO_TIME else time_to_live_ms
+    due_ms = None if scheduled_ms == _NO_TIME else scheduled_ms
+    return _new_tuple(
+        Record,
+        (
+            sequence, enqueued_ms, expires_ms, size, body_id, message_id, session_id, partition_key, lives_ms, due_ms,
+            original_sequence, _STATES[state], delivery_count, hops, bool(flags & 1), source, amendments,
+            bool(flags & 2),
+        ),
+    )  # fmt: skip
+
+
+def add_to_batch(batch: RecordBatch, sequence: int, data: bytes, needs_record: bool) -> None:
+    """Add a record to a batch. Of a ready message only the numbers are decoded, unless its whole record is needed.
+
+    The texts of its record are decoded when it is delivered, and a damaged one is quarantined then.
+    """
+    flags: int
+    size: int
+    expires_ms: int
+    body_id: int
+    id_length: int
+    try:
+        kind, flags, size, expires_ms, body_id, id_length, session_length, others = _unpack_index(data)
+    except struct.error as error:
+        raise RecordFormatError(f"not a record of a message: {error}") from error
+    if needs_record or kind != _ACTIVE or session_length != _NO_TEXT:
+        batch.others.append(decode_record(sequence, data))
+    else:
+        length = _HEAD + id_length
+        if others != _NO_OTHERS:
+            partition_length, source_length, amendments_length = _OTHERS.unpack(others)
+            length += amendments_length + sum([each for each in (partition_length, source_length) if each != _NO_TEXT])
+        if length != len(data):
+            raise RecordFormatError("the lengths do not add up")
+        batch.ready.append(sequence)
+        if expires_ms != NEVER:
+            batch.expiries.append((expires_ms, sequence))
+    batch.sequences.append(sequence)
+    batch.size_bytes += size
+    batch.last_body_id = max(batch.last_body_id, body_id)
+    if flags & 1:
+        batch.shared_bodies.append(body_id)
 
 
 def encode_amendments(amendments: Amendments) -> bytes:
@@ -366,8 +399,11 @@ def decode_stamped(data: bytes) -> tuple[int, str, bytes]:
     return time_ms, data[begin:end].decode("utf-8", "surrogatepass"), data[end:]
 
 
+_write_json: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def _to_json(found: object) -> bytes:
-    return json.dumps(found, separators=(",", ":")).encode("ascii")
+    return _write_json(found).encode("ascii")
 
 
 def _from_json(data: bytes) -> dict[str, Any]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pairbus.broker.errors import BrokerError
-from pairbus.broker.message import QueueId, Record
+from pairbus.broker.message import QueueId, Record, RecordBatch
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.restoration import NamespaceRestore
 from pairbus.store import keys
 from pairbus.store.keyvalue import KeyValueStore
 from pairbus.store.records import (
     RecordFormatError,
+    add_to_batch,
     decode_access,
     decode_entity,
     decode_number,
@@ -26,6 +27,10 @@ from pairbus.store.records import (
 from pairbus.store.write_batch import LAST_BODY, LAST_ENTITY, WriteBatch
 
 T = TypeVar("T")
+
+_BATCH_RECORDS: Final = 10_000
+_PLACE_BYTES: Final = 6
+"""Length of the beginning of a key that all records of a queue share."""
 
 
 @dataclass(slots=True)
@@ -146,10 +151,7 @@ def _restore_messages(reader: _Reader, restoration: NamespaceRestore, recovery: 
         entity_id, part, partition = keys.split_sequence(key)
         if not restoration.last_sequence(QueueId(entity_id, part), partition, sequence):
             reader.drop(key)
-    records = reader.decoded(keys.RECORD, lambda key, value: decode_record(int.from_bytes(key[6:], "big"), value))
-    for place_bytes, group in groupby(records, key=lambda found: found[0][1:6]):
-        place = QueueId(int.from_bytes(place_bytes[:4], "big"), place_bytes[4])
-        recovery.messages += restoration.records(place, _values(group))
+    _restore_records(reader, restoration, recovery)
     for key in recovery.damaged:
         message = keys.split_record(key)
         if message is not None and restoration.damaged_record(*message):
@@ -160,15 +162,34 @@ def _restore_messages(reader: _Reader, restoration: NamespaceRestore, recovery: 
             reader.drop(key)
 
 
+def _restore_records(reader: _Reader, restoration: NamespaceRestore, recovery: Recovery) -> None:
+    needs_record = restoration.needs_records
+    batch = RecordBatch()
+    beginning = keys.RECORD
+    for key, value in reader.scan(keys.RECORD):
+        if key[:_PLACE_BYTES] != beginning or len(batch.sequences) >= _BATCH_RECORDS:
+            recovery.messages += _restore_batch(beginning, batch, restoration)
+            batch = RecordBatch()
+            beginning = key[:_PLACE_BYTES]
+        try:
+            add_to_batch(batch, keys.sequence_of(key), value, needs_record)
+        except RecordFormatError:
+            reader.note_damage(key, value)
+    recovery.messages += _restore_batch(beginning, batch, restoration)
+
+
+def _restore_batch(beginning: bytes, batch: RecordBatch, restoration: NamespaceRestore) -> int:
+    if not batch.sequences:
+        return 0
+    place = QueueId(keys.entity_of(beginning), beginning[-1])
+    return restoration.records(place, batch)
+
+
 def _record(sequence: int, value: bytes) -> Record | None:
     try:
         return decode_record(sequence, value)
     except RecordFormatError:
         return None
-
-
-def _values(group: Iterator[tuple[bytes, Record]]) -> Iterator[Record]:
-    return (record for _, record in group)
 
 
 def _restore_histories(reader: _Reader, restoration: NamespaceRestore) -> None:
@@ -181,4 +202,5 @@ def _restore_histories(reader: _Reader, restoration: NamespaceRestore) -> None:
 
 
 def _history(group: Iterator[tuple[bytes, tuple[int, str, bytes]]]) -> Iterator[tuple[int, str, int]]:
-    return ((first_ms, message_id, int.from_bytes(sequence, "big")) for _, (first_ms, message_id, sequence) in group)
+    for _, (first_ms, message_id, sequence) in group:
+        yield first_ms, message_id, int.from_bytes(sequence, "big")

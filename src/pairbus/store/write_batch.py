@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from itertools import chain
-from typing import Final, NoReturn
+from typing import Final
 
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
 from pairbus.broker.message import QueueId, Record
 from pairbus.broker.ports import Location
 from pairbus.store import keys
-from pairbus.store.errors import DamagedRecordError, NamespaceReplacedError, StoreError, StoreFullError
-from pairbus.store.keyvalue import Commit, CommitId, KeyValueStore
+from pairbus.store.errors import DamagedRecordError, StoreError, StoreFullError
+from pairbus.store.keyvalue import Commit, CommitId, KeyValueStore, RetiredBatch
 from pairbus.store.records import (
     RecordFormatError,
     decode_entity,
@@ -47,16 +47,6 @@ LAST_ENTITY: Final = keys.COUNTER + b"last entity id"
 _ABSENT: Final = b"\0absent"
 
 
-class _Retired(dict[bytes, bytes | None]):
-    """Stands in for a batch that will never be committed."""
-
-    def __setitem__(self, _key: bytes, _value: bytes | None) -> NoReturn:
-        raise NamespaceReplacedError
-
-    def get(self, _key: bytes, _default: object = None) -> NoReturn:
-        raise NamespaceReplacedError
-
-
 class WriteBatch:
     """The broker's ``Records`` on top of a key-value store.
 
@@ -75,8 +65,9 @@ class WriteBatch:
         """Size of the last message that was refused for lack of space, unless it was unusually large."""
         self._store = store
         self._damaged = damaged
-        self._batch: dict[bytes, bytes | None] = {}
-        self._committing: dict[bytes, bytes | None] = {}
+        # Not of type dict: compiled code would not call the methods that RetiredBatch overrides.
+        self._batch: MutableMapping[bytes, bytes | None] = {}
+        self._committing: MutableMapping[bytes, bytes | None] = {}
         self._batch_bytes = 0
         self._room = 0
         self._last_body_id = 0
@@ -199,7 +190,7 @@ class WriteBatch:
 
     def retire(self) -> None:
         """Reject all further use: a commit has failed, and the state of the broker on this batch is no longer valid."""
-        self._batch = _Retired()
+        self._batch = RetiredBatch()
         self._last_sequences.clear()
 
     # Reading

@@ -210,6 +210,11 @@ def _encode_pairs(pairs: list[tuple[object, object]], depth: int) -> bytes:
     return _compound(b"\xc1", b"\xd1", len(parts), b"".join(parts))
 
 
+def enclose_map(size: int, body: bytes) -> bytes:
+    """Return a map of ``size`` keys, each followed by its value, that are already encoded and joined."""
+    return _compound(b"\xc1", b"\xd1", 2 * size, body)
+
+
 def _encode_described(value: Described, depth: int) -> bytes:
     check_depth(depth)
     return _encode_descriptor(value.descriptor, depth) + encode_nested(value.value, depth + 1)

@@ -22,11 +22,11 @@ from pairbus.dialect.management import Operation
 from pairbus.server.access import Authorizer
 from pairbus.server.amqp.connection import ServerConnection
 from pairbus.server.amqp.services import AmqpServices
+from pairbus.server.clock import SystemClock
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
 from pairbus.server.messages import MessageView
-from pairbus.server.process import SystemClock
 from pairbus.store import DamageListener, GroupCommitter, StoreError
 from pairbus.store.errors import StoreFailedError, StoreFullError
 from pairbus.store.memory import MemoryCommit, MemoryStore

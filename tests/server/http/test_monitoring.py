@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,14 +41,20 @@ def test_health_while_the_server_drains() -> None:
         assert (reply.status, json.loads(reply.body)["status"]) == (503, "draining")
 
 
-def test_health_and_metrics_while_the_store_cannot_be_read(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(_: object) -> None:
-        raise StoreFailedError("the store", "no")
+@contextmanager
+def unreadable(committer: GroupCommitter) -> Iterator[None]:
+    """Leave a committer without a namespace, as while it tries again to read a store that it could not read."""
+    namespace = committer._namespace
+    committer._namespace, committer.load_error = None, StoreFailedError("the store", "no")
+    committer._is_committing = True
+    try:
+        yield
+    finally:
+        committer._namespace, committer.load_error, committer._is_committing = namespace, None, False
 
-    with monkeypatch.context() as patched:
-        patched.setattr(GroupCommitter, "namespace", property(fail))
+
+def test_health_and_metrics_while_the_store_cannot_be_read(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    with unreadable(site.host.committer):
         for _ in range(3):
             assert site.get("/health", authorization=None).status == 503
             assert "pairbus_http_requests_total" in text(site)

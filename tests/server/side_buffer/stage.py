@@ -13,10 +13,10 @@ from pairbus.backoff import Backoff
 from pairbus.broker import STANDARD, Address
 from pairbus.server.access import Authorizer
 from pairbus.server.amqp.services import AmqpServices
+from pairbus.server.clock import SystemClock
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
-from pairbus.server.process import SystemClock
 from pairbus.server.side_buffer.buffer import SideBuffer
 from pairbus.store import Batch, GroupCommitter, StoreError, apply, keys
 from pairbus.store.errors import StoreFailedError, StoreFullError

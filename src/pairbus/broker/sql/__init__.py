@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pairbus.broker.sql.evaluation import MISSING, Missing, Subject, fold_name
-from pairbus.broker.sql.filter import CompiledSqlFilter, PropertyChanges, SqlAction, parse_action, parse_filter
-from pairbus.broker.sql.syntax import EvaluationError
-from pairbus.renamed import renamed
+from pairbus.renamed import searched
+
+if TYPE_CHECKING:  # at run time they are imported when they are first used
+    from pairbus.broker.sql.evaluation import MISSING, Missing, Subject, fold_name
+    from pairbus.broker.sql.filter import CompiledSqlFilter, PropertyChanges, SqlAction, parse_action, parse_filter
+    from pairbus.broker.sql.syntax import EvaluationError
 
 __all__ = [
     "MISSING",
@@ -22,5 +24,9 @@ __all__ = [
     "parse_filter",
 ]
 
-if not TYPE_CHECKING:  # type checkers only see the new names
-    __getattr__ = renamed(__name__, {"Changes": "PropertyChanges", "SqlFilter": "CompiledSqlFilter"})
+if not TYPE_CHECKING:
+    __getattr__ = searched(
+        __name__,
+        ["pairbus.broker.sql.evaluation", "pairbus.broker.sql.filter", "pairbus.broker.sql.syntax"],
+        {"Changes": "PropertyChanges", "SqlFilter": "CompiledSqlFilter"},
+    )

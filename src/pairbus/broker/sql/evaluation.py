@@ -179,6 +179,21 @@ def comparison_with(left: Evaluate, symbol: str, right: Value) -> EvaluateCondit
     return evaluate
 
 
+def property_comparison(name: str, symbol: str, right: Value) -> EvaluateCondition:
+    """Compare a user property with a constant: most filters consist of nothing else."""
+    cls, quick, compare = type(right), COMPARE[symbol], COMPARISONS[symbol]
+    if not comparable(symbol, KINDS[cls]) or _is_long(right):
+        return comparison(user_property(name), symbol, constant(right))
+
+    def evaluate(subject: Subject) -> Ternary:
+        value = subject.user(name)
+        if type(value) is cls:
+            return quick(value, right)
+        return None if value is MISSING else compare(value, right)
+
+    return evaluate
+
+
 def is_null(read: Evaluate) -> EvaluateCondition:
     return lambda subject: read(subject) is None
 

@@ -120,6 +120,8 @@ class Compiler:
         return ARITHMETIC[node.symbol], self.compile(node.operand), self._fail(node.position)
 
     def _comparison(self, node: Comparison) -> EvaluateCondition:
+        if isinstance(node.left, UserName) and isinstance(node.right, Constant):
+            return evaluation.property_comparison(node.left.name, node.symbol, node.right.value)
         left = self.compile(node.left)
         if isinstance(node.right, Constant):
             return evaluation.comparison_with(left, node.symbol, node.right.value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from pairbus.broker.descriptions import Instant, Span, Value
 from pairbus.broker.errors import InvalidExpressionError
@@ -57,7 +57,8 @@ class Parameters:
     def __init__(self, given: Mapping[str, Value], expression: str) -> None:
         self.given: Final[Mapping[str, Value]] = MappingProxyType(dict(given))
         self._values: Final[dict[str, Value]] = {}
-        for name, value in self.given.items():
+        unchecked: Mapping[Any, Any] = self.given
+        for name, value in unchecked.items():
             reason = self._objection(name, value)
             if reason is not None:
                 raise InvalidExpressionError(reason, expression, 0)
@@ -69,7 +70,7 @@ class Parameters:
     def __getitem__(self, name: str) -> Value:
         return self._values[name.lower()]
 
-    def _objection(self, name: str, value: Value) -> str | None:
+    def _objection(self, name: Any, value: Any) -> str | None:
         if not isinstance(name, str) or not name.startswith("@"):
             return f"expected the name of a parameter to begin with @, found {name!r}"
         if name in self:

@@ -8,8 +8,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from pairbus.cli.connection import FAILED
-from pairbus.cli.failure import extra_needed
+from pairbus.cli.failure import FAILED, extra_needed
 
 _WIDTH: Final = 120
 """The width of tables when standard output is not a terminal."""

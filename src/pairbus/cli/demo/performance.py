@@ -17,12 +17,12 @@ from typing import Any, Final, TypeVar
 
 from rich.console import Console
 
-from pairbus.cli.connection import FAILED, STOPPED
 from pairbus.cli.demo.namespace import DemoNamespace, NamespaceStartError
 from pairbus.cli.demo.outage import ENTITIES, SETTLED_S, DemoError, Outage, Plan
 from pairbus.cli.demo.outcome import DemoOutcome
 from pairbus.cli.demo.screen import DemoTimeline, Screen, opened_screen
 from pairbus.cli.demo.spark_work import Ledgers, SparkWork
+from pairbus.cli.failure import FAILED, STOPPED
 from pairbus.client import MessagingError
 from pairbus.jobs.ledger.tables import LedgerReadError
 from pairbus.jobs.syphon.outcome import BatchReport

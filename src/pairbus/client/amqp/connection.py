@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
-from collections.abc import Callable
 from typing import Any, Final, cast
 from uuid import uuid4
 
 from pairbus.client.amqp.conditions import lost
-from pairbus.client.endpoint import Endpoint, unreachable, untrusted
-from pairbus.client.errors import MessagingCommunicationError, MessagingError, ServerBusyError, UnauthorizedError
-from pairbus.client.settings import MessagingFactorySettings, Transport
+from pairbus.client.amqp.transport import connect
+from pairbus.client.endpoint import Endpoint
+from pairbus.client.errors import MessagingCommunicationError, MessagingError, UnauthorizedError
+from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.token_provider import Credentials, PlainCredentials, TokenProvider
-from pairbus.client.web_socket import WebSocketBusyError, WebSocketRefusedError, connect_web_socket
 from pairbus.dialect.annotations import NAMESPACE
 from pairbus.wire import (
     AuthenticationError,
@@ -26,6 +24,7 @@ from pairbus.wire import (
     Delivery,
     DispositionReceived,
     Error,
+    Event,
     LinkAttached,
     LinkDetached,
     LinkDrained,
@@ -36,48 +35,17 @@ from pairbus.wire import (
 )
 from pairbus.wire.states import LinkState
 
-_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
-
-
-async def connect(protocol: asyncio.Protocol, endpoint: Endpoint, settings: MessagingFactorySettings) -> None:
-    """Connect a protocol to a namespace; raises ``MessagingCommunicationError`` or ``ServerBusyError``."""
-    loop = asyncio.get_running_loop()
-    try:
-        if settings.transport is Transport.WEB_SOCKET:
-            await connect_web_socket(loop, protocol, endpoint, settings)
-        else:
-            await loop.create_connection(
-                lambda: cast(asyncio.BaseProtocol, protocol),
-                endpoint.host,
-                endpoint.amqp_port,
-                ssl=settings.tls_context() if endpoint.tls else None,
-            )
-    except ssl.SSLCertVerificationError as error:
-        raise untrusted(endpoint, error) from error
-    except ssl.SSLError as error:
-        if error.reason not in _NO_TLS:
-            raise unreachable(endpoint, error) from error
-        raise MessagingCommunicationError(
-            f"{endpoint}: the server does not use TLS ({error.reason}); a namespace without TLS is at amqp://…, and "
-            "its connection string contains UseDevelopmentEmulator=true",
-            is_transient=False,
-        ) from error
-    except WebSocketBusyError as error:
-        raise ServerBusyError(f"{endpoint}: {error}") from error
-    except WebSocketRefusedError as error:
-        raise MessagingCommunicationError(f"{endpoint}: {error}", is_transient=False) from error
-    except (OSError, UnicodeError) as error:  # an invalid host name raises UnicodeError
-        raise unreachable(endpoint, error) from error
-
-
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,48}[A-Za-z0-9])?")
 _HANG_UP_S: Final = 1.0
 _CLOSE_TIMEOUT_S: Final = 5.0
 """The time to wait for the peer's close frame."""
 
 
-class ClientConnection(asyncio.Protocol):
-    """One connection. It does not reconnect: after an error another one has to be opened."""
+class ClientConnection:
+    """One connection. It does not reconnect: after an error another one has to be opened.
+
+    It has the methods of ``asyncio.Protocol``, which cannot be the base of a compiled class.
+    """
 
     def __init__(self, endpoint: Endpoint, settings: MessagingFactorySettings, credentials: Credentials) -> None:
         self.endpoint = endpoint
@@ -237,7 +205,7 @@ class ClientConnection(asyncio.Protocol):
         self._tick()
         self.flush()
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: Any) -> None:
         if self.error is not None:
             return
         self.received_s = self.loop.time()
@@ -247,18 +215,42 @@ class ClientConnection(asyncio.Protocol):
         except ProtocolError as error:
             events, fault = error.events, error
         for event in events:
-            handle = _HANDLERS.get(type(event))
-            if handle is not None:
-                handle(event)
-            elif isinstance(event, LinkAttached):
-                self.attached(event)
-            elif isinstance(event, ConnectionOpened):
-                self.opened()
-            elif isinstance(event, ConnectionClosed):
-                self.closed(event.error)
+            if isinstance(event, Delivery):
+                end = event.link.context
+                if end is not None:
+                    end.on_delivery(event)
+            elif isinstance(event, DispositionReceived):
+                end = event.deliveries[0].link.context
+                if end is not None:
+                    end.on_outcome(event.deliveries, event.state, event.settled)
+            else:
+                self._handle(event)
         self.flush()
         if fault is not None:
             self.fail(_fault(fault))
+
+    def _handle(self, event: Event) -> None:
+        """Handle an event that does not occur for every message."""
+        if isinstance(event, SessionEnded):
+            end = event.session.context
+            if end is not None:
+                end.on_ended(event.error)
+        elif isinstance(event, LinkAttached):
+            self.attached(event)
+        elif isinstance(event, LinkDetached | CreditGranted | LinkDrained):
+            end = event.link.context
+            if end is None:
+                return
+            if isinstance(event, LinkDetached):
+                end.on_detached(event.error)
+            elif isinstance(event, CreditGranted):
+                end.on_credit()
+            else:
+                end.on_drained()
+        elif isinstance(event, ConnectionOpened):
+            self.opened()
+        elif isinstance(event, ConnectionClosed):
+            self.closed(event.error)
 
     def eof_received(self) -> None:
         self.fail(MessagingCommunicationError(f"{self.endpoint} closed the connection"))
@@ -349,45 +341,3 @@ def _fault(error: ProtocolError) -> MessagingError:
         hint = "check the user name and the password, or whether the peer requires any"
         return UnauthorizedError(error.description, condition=str(error.condition), hint=hint)
     return MessagingCommunicationError(str(error), condition=str(error.condition))
-
-
-def _ended(event: SessionEnded) -> None:
-    if event.session.context is not None:
-        event.session.context.on_ended(event.error)
-
-
-def _detached(event: LinkDetached) -> None:
-    if event.link.context is not None:
-        event.link.context.on_detached(event.error)
-
-
-def _credited(event: CreditGranted) -> None:
-    if event.link.context is not None:
-        event.link.context.on_credit()
-
-
-def _drained(event: LinkDrained) -> None:
-    if event.link.context is not None:
-        event.link.context.on_drained()
-
-
-def _delivered(delivery: Delivery) -> None:
-    if delivery.link.context is not None:
-        delivery.link.context.on_delivery(delivery)
-
-
-def _disposed(event: DispositionReceived) -> None:
-    link = event.deliveries[0].link.context
-    if link is not None:
-        link.on_outcome(event.deliveries, event.state, event.settled)
-
-
-_HANDLERS: Final[dict[type, Callable[[Any], None]]] = {
-    SessionEnded: _ended,
-    LinkDetached: _detached,
-    CreditGranted: _credited,
-    LinkDrained: _drained,
-    Delivery: _delivered,
-    DispositionReceived: _disposed,
-}
-"""The handlers of session and link events; other events need none."""

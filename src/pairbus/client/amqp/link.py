@@ -65,7 +65,7 @@ class AmqpLink(LinkEnd):
         try:
             self.session: Session = connection.engine.begin()
         except LocalProtocolError as error:
-            raise MessagingCommunicationError(str(error), entity=entity) from error
+            raise MessagingCommunicationError(str(error), entity=entity).caused_by(error) from error
         self.session.context = self
         connection.links[self] = None
 
@@ -75,7 +75,8 @@ class AmqpLink(LinkEnd):
             link = self.session.attach(name, role, **options)
         except LocalProtocolError as error:
             self.lose(ClosedError("the link could not be attached", entity=self.entity))
-            raise InvalidRequestError(f"invalid attach: {error}", entity=self.entity) from error
+            invalid = InvalidRequestError(f"invalid attach: {error}", entity=self.entity)
+            raise invalid.caused_by(error) from error
         link.context = self
         self._links.append(link)
         self._waiting_for += 1
@@ -93,7 +94,7 @@ class AmqpLink(LinkEnd):
                 raise
             late = MessagingTimeoutError(f"the link was not attached within {timeout_s:g} s", entity=self.entity)
             self.suspect(late, started_s)
-            raise late from error
+            raise late.caused_by(error) from error
         except BaseException:
             self.lose(ClosedError("the link was abandoned before it was attached", entity=self.entity))
             raise
@@ -216,7 +217,8 @@ class RequestLink(AmqpLink):
                 )
             )
         except LocalProtocolError as error:
-            raise InvalidRequestError(f"the request cannot be encoded: {error}", entity=self.entity) from error
+            invalid = InvalidRequestError(f"the request cannot be encoded: {error}", entity=self.entity)
+            raise invalid.caused_by(error) from error
         most = self._sender.remote_max_message_size
         if most and len(payload) > most:
             raise MessageSizeExceededError(

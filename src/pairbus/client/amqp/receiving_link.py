@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from pairbus.client.amqp.conditions import error_from
@@ -68,10 +68,27 @@ class ReceiveOptions:
             raise ValueError(f"prefetch_count must be between 0 and {MOST}, got {self.prefetch}")
 
 
+_CONFIRMED: Final = "confirmed"
+
+
+def is_confirmed(delivery: Delivery) -> bool:
+    """Return whether the namespace has confirmed the settlement of a delivery."""
+    return delivery.context is _CONFIRMED
+
+
+class _Waiter(NamedTuple):
+    """A caller that waits for a message."""
+
+    future: asyncio.Future[bool]
+    """The result is False if the time is up."""
+
+    deadline_s: float
+
+
 class PendingSettlement:
     """Deliveries that are settled together, and the result."""
 
-    __slots__ = ("confirmed", "done", "error", "left", "since_s")
+    __slots__ = ("done", "error", "left", "since_s")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, left: int) -> None:
         self.since_s = loop.time()
@@ -79,7 +96,6 @@ class PendingSettlement:
         """Done when the outcome of each delivery is known."""
 
         self.left = left
-        self.confirmed: set[Delivery] = set()
         self.error: MessagingError | None = None
         """The error of a delivery that could not be settled."""
 
@@ -87,7 +103,7 @@ class PendingSettlement:
         """Record the result of one delivery."""
         self.left -= 1
         if error is None:
-            self.confirmed.add(delivery)
+            delivery.context = _CONFIRMED
         elif self.error is None or self.error.is_transient:  # permanent errors first
             self.error = error
         if not self.left and not self.done.done():
@@ -113,8 +129,11 @@ class ReceivingLink(AmqpLink):
         self._wanted = False
         """True while a caller waits for messages."""
 
-        self._arrivals: deque[asyncio.Future[None]] = deque()
-        """The callers that wait for a message."""
+        self._waiters: deque[_Waiter] = deque()
+        """The callers that wait for a message, in the order of their calls."""
+
+        self._alarm: asyncio.TimerHandle | None = None
+        """Ends the wait of the first caller whose time is up; one timer serves all of them."""
 
         self._timer: asyncio.TimerHandle | None = None
         self._drain: asyncio.Future[None] | None = None
@@ -208,33 +227,54 @@ class ReceivingLink(AmqpLink):
 
     async def _arrive(self, deadline_s: float) -> None:
         """Wait until a message is buffered, the time is up, or the link is lost."""
-        try:
-            async with asyncio.timeout_at(deadline_s) as limit:
-                while not self.buffer and self.error is None and not self._is_closing:  # or another caller has taken it
-                    arrival = self.connection.loop.create_future()
-                    self._arrivals.append(arrival)
-                    try:
-                        await arrival
-                    except BaseException:
-                        self._pass_on(arrival)
-                        raise
-        except TimeoutError:
-            if not limit.expired():
+        is_in_time = True
+        while is_in_time and not self.buffer and self.error is None and not self._is_closing:
+            waiter = self._wait(deadline_s)
+            try:
+                is_in_time = await waiter.future  # another caller may have taken the message since
+            except BaseException:
+                self._pass_on(waiter)
                 raise
 
-    def _pass_on(self, arrival: asyncio.Future[None]) -> None:
+    def _wait(self, deadline_s: float) -> _Waiter:
+        loop = self.connection.loop
+        waiter = _Waiter(loop.create_future(), deadline_s)
+        self._waiters.append(waiter)
+        if self._alarm is None or deadline_s < self._alarm.when():
+            self._set_alarm(deadline_s)
+        return waiter
+
+    def _set_alarm(self, at_s: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self.connection.loop.call_at(at_s, self._ring)
+
+    def _ring(self) -> None:
+        """End the waits whose time is up; set the alarm for the next one."""
+        self._alarm = None
+        now_s = self.connection.loop.time()
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if waiter.deadline_s > now_s:
+                self._waiters.append(waiter)
+            elif not waiter.future.done():
+                waiter.future.set_result(False)
+        if self._waiters:
+            self._set_alarm(min([waiter.deadline_s for waiter in self._waiters]))
+
+    def _pass_on(self, waiter: _Waiter) -> None:
         """Wake the next caller if this one was cancelled just as a message arrived."""
-        if arrival in self._arrivals:
-            self._arrivals.remove(arrival)
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
         if self.buffer:
             self._wake()
 
     def _wake(self) -> None:
-        arrivals = self._arrivals
-        while arrivals:
-            arrival = arrivals.popleft()
-            if not arrival.done():
-                arrival.set_result(None)
+        waiters = self._waiters
+        while waiters:
+            future = waiters.popleft().future
+            if not future.done():
+                future.set_result(True)
                 return
 
     async def _drain_or_suspect(self, give_up_s: float) -> None:
@@ -265,7 +305,7 @@ class ReceivingLink(AmqpLink):
     def on_delivery(self, delivery: Delivery) -> None:
         if self.options.prefetch or self._wanted or not self.options.peek_lock:
             self.buffer.append(delivery)
-            if self._arrivals:
+            if self._waiters:
                 self._wake()
         else:  # no caller is waiting: release it for other receivers at once
             self._link.settle(delivery, RELEASED)
@@ -284,7 +324,7 @@ class ReceivingLink(AmqpLink):
     async def close(self) -> None:
         self._is_closing = True
         self._wanted = self._wanted and not self.options.peek_lock
-        while self._arrivals:
+        while self._waiters:
             self._wake()
         is_drained = await self.drain(_CLOSE_TIMEOUT_S)
         while is_drained and self._wanted:  # noqa: ASYNC110 (a caller gets deleted messages at once)
@@ -308,9 +348,8 @@ class ReceivingLink(AmqpLink):
                 raise InvalidRequestError("the peer does not support deferring messages", entity=self.entity)
             state = RELEASED
         settlement = PendingSettlement(self.connection.loop, len(deliveries))
-        settle = self._link.settle if self.settles_first else self._link.update
         for delivery in deliveries:
-            if delivery in self.unsettled or not self._send_disposition(settle, delivery, state):
+            if delivery in self.unsettled or not self._send_disposition(delivery, state):
                 lost = MessageLockLostError("the message is already settled", entity=self.entity, hint="")
                 settlement.report(delivery, lost)
             elif self.settles_first:
@@ -336,13 +375,14 @@ class ReceivingLink(AmqpLink):
         else:
             self._timer = loop.call_at(due_s, self._sweep)
 
-    def _send_disposition(self, settle: Callable[[Delivery, object], bool], delivery: Delivery, state: object) -> bool:
+    def _send_disposition(self, delivery: Delivery, state: object) -> bool:
         try:
-            return settle(delivery, state)
+            return self._link.settle(delivery, state) if self.settles_first else self._link.update(delivery, state)
         except LocalProtocolError as error:
-            raise InvalidRequestError(
+            invalid = InvalidRequestError(
                 f"the message cannot be settled with this outcome: {error}", entity=self.entity
-            ) from error
+            )
+            raise invalid.caused_by(error) from error
 
     def on_outcome(self, deliveries: list[Delivery], state: Any, settled: bool) -> None:
         if not settled and not isinstance(state, OUTCOMES):
@@ -356,13 +396,14 @@ class ReceivingLink(AmqpLink):
                 settlement.report(delivery, error_from(state.error, self.entity) if failed else None)
 
     def on_lost(self, error: MessagingError) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._alarm):
+            if timer is not None:
+                timer.cancel()
         unsettled, self.unsettled = self.unsettled, {}
         for delivery, settlement in unsettled.items():
             settlement.report(delivery, error.copy())
         self.on_drained()
-        while self._arrivals:
+        while self._waiters:
             self._wake()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
-from itertools import count
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -70,7 +69,7 @@ class SendingLink(AmqpLink):
         """The time at which a message was last confirmed, or sent after a pause."""
 
         self._timer: asyncio.TimerHandle | None = None
-        self._tags = count()
+        self._next_tag = 0
         self._link: Link = self.attach(
             f"{path}-{uuid4().hex}",
             SENDER,
@@ -95,9 +94,13 @@ class SendingLink(AmqpLink):
             limit = _LARGE if self.max_message_bytes >= _LARGE else _SMALL_BATCH
             self.max_batch_bytes = min(limit, self.max_message_bytes)
 
+    def accepts(self, size_bytes: int) -> bool:
+        """Return whether the entity would accept a message of this size."""
+        return not self.max_message_bytes or size_bytes <= self.max_message_bytes
+
     def check_size(self, size_bytes: int) -> None:
         """Raise ``MessageSizeExceededError`` if the entity would reject a message of this size."""
-        if self.max_message_bytes and size_bytes > self.max_message_bytes:
+        if not self.accepts(size_bytes):
             raise MessageSizeExceededError(
                 f"the message has {size_bytes:,} bytes including its properties, the limit is "
                 f"{self.max_message_bytes:,}",
@@ -113,8 +116,12 @@ class SendingLink(AmqpLink):
         now_s = self.connection.loop.time()
         if not self._queue and not self._pending:
             self._progress_s = now_s
-        self._queue.append(_Waiting(payload, message_format, future, now_s))
-        self._pump(now_s)
+        if self._queue or not self._may_write:
+            self._queue.append(_Waiting(payload, message_format, future, now_s))
+            self._pump(now_s)
+        else:  # the common case, kept short
+            self._write(payload, message_format, future, now_s)
+            self._flush_soon()
         if self._timer is None:
             self._timer = self.connection.loop.call_later(self.connection.send_attempt_s, self._sweep)
         return future
@@ -129,29 +136,38 @@ class SendingLink(AmqpLink):
 
     def _pump(self, now_s: float) -> None:
         """Send while there is credit, the session window has room, and the peer keeps up with reading."""
-        link, queue, connection = self._link, self._queue, self.connection
-        sent = 0
-        while queue and link.can_send and not link.queued and connection.is_writable:
+        queue = self._queue
+        while queue and self._may_write:
             payload, message_format, future, _ = queue.popleft()
-            if future.done():  # the caller has cancelled it
-                continue
-            tag = next(self._tags).to_bytes(8, "big")
-            try:
-                link.send(payload, tag=tag, message_format=message_format).context = future
-            except LocalProtocolError as error:
-                future.set_exception(InvalidMessageError(str(error), entity=self.entity))
-                continue
-            self._pending[future] = now_s
-            sent += 1
-            connection.unflushed_bytes += len(payload)
-            # The peer can process it meanwhile; and only flushed data shows whether the peer keeps up.
-            if connection.unflushed_bytes > _FLUSH_BYTES:
-                connection.flush()
-        if link.drain and not queue:
-            link.drained()  # the peer drains: return the unused credit
-            sent += 1
-        if sent:
-            connection.flush_soon()
+            if not future.done():  # else the caller has cancelled it
+                self._write(payload, message_format, future, now_s)
+        self._flush_soon()
+
+    @property
+    def _may_write(self) -> bool:
+        """True while there is credit, the session window has room, and the peer keeps up with reading."""
+        return self._link.can_send and not self._link.queued and self.connection.is_writable
+
+    def _write(self, payload: bytes, message_format: int, future: asyncio.Future[None], now_s: float) -> None:
+        connection = self.connection
+        tag = self._next_tag.to_bytes(8, "big")
+        self._next_tag += 1
+        try:
+            delivery = self._link.send(payload, tag=tag, message_format=message_format)
+        except LocalProtocolError as error:
+            future.set_exception(InvalidMessageError(str(error), entity=self.entity))
+            return
+        delivery.context = future
+        self._pending[future] = now_s
+        connection.unflushed_bytes += len(payload)
+        # The peer can process it meanwhile; and only flushed data shows whether the peer keeps up.
+        if connection.unflushed_bytes > _FLUSH_BYTES:
+            connection.flush()
+
+    def _flush_soon(self) -> None:
+        if self._link.drain and not self._queue:
+            self._link.drained()  # the peer drains: return the unused credit
+        self.connection.flush_soon()
 
     def on_outcome(self, deliveries: list[Delivery], state: Any, settled: bool) -> None:
         if not settled and not isinstance(state, OUTCOMES):

@@ -8,7 +8,6 @@ from math import isfinite
 from typing import Any, Final
 
 from pairbus.broker.descriptions import CORRELATION_FIELDS
-from pairbus.broker.sql.syntax import RESERVED
 from pairbus.dialect.atom.table import INTEGER, PAIRS, TEXT, Element, Table, Values, Variant
 from pairbus.dialect.atom.values import Plain, TypedValue, ValueType, format_duration, format_instant
 
@@ -90,6 +89,8 @@ def _term(name: str, typed: TypedValue) -> str:
 
 
 def _property(name: str) -> str:
+    from pairbus.broker.sql.syntax import RESERVED  # noqa: PLC0415 (a client that shows no rule does not need the SQL)
+
     if _WORD.fullmatch(name) and name.upper() not in RESERVED:
         return name
     return _one_line(f"[{name.replace(']', ']]')}]")

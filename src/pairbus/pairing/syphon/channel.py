@@ -71,11 +71,12 @@ class DestinationChannel:
 
     # Input.
 
-    def hold(self, message: BacklogMessage) -> None:
-        """Deliver a locked message."""
-        if message.sequence not in self._held:
-            heappush(self._order, message.sequence)
-        self._held[message.sequence] = message
+    def hold(self, messages: list[BacklogMessage]) -> None:
+        """Deliver locked messages."""
+        for message in messages:
+            if message.sequence not in self._held:
+                heappush(self._order, message.sequence)
+            self._held[message.sequence] = message
         self.wake()
 
     def adopt(self, sequence: int, line: Line | None) -> None:
@@ -246,8 +247,8 @@ class DestinationChannel:
             for sequence, line in zip(wanted, lines, strict=True):
                 self.adopt(sequence, line)
             raise
-        for message in fetched:
-            self.hold(message)
+        if fetched:
+            self.hold(fetched)
 
     def _stick(self, sequence: int, line: Line | None) -> None:
         if line is not None:

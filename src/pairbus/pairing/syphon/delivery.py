@@ -43,6 +43,8 @@ _AT_ONCE_S: Final = 1.0
 _RESPONSE_S: Final = 5.0
 """For how long a response of the primary shows that it is reachable."""
 
+_EACH_BYTES: Final = batch_bytes([0])
+_NO_AGE: Final = timedelta()
 MAX_MESSAGES: Final = 1 << 30
 
 
@@ -168,13 +170,15 @@ class DeliveryEngine:
         """
         payloads: list[bytes] = []
         room = max_bytes
+        counts_age = self._time_to_live is TimeToLive.REMAINING
         for message in pending[: min(limit, MAX_BATCH_MESSAGES)]:
-            restored = restore_message(message, self._time_to_live, self._source.age(message))
+            age = self._source.age(message) if counts_age else _NO_AGE
+            restored = restore_message(message, self._time_to_live, age)
             if isinstance(restored, UndeliverableMessage):
                 pending.remove(message)
                 self._source.dead_letter([message], restored.reason, restored.description)
                 continue
-            room -= batch_bytes([len(restored)])
+            room -= len(restored) + _EACH_BYTES
             if payloads and room < 0:
                 break
             payloads.append(restored)
@@ -187,11 +191,10 @@ class DeliveryEngine:
             with trace_delivery(payloads, self._destination.path):
                 await self._try(payloads)
         except MessagingError as error:
-            if len(payloads) > 1 and retry_decision(error) is RetryDecision.NEVER:  # find out which of them
-                for payload in payloads:
-                    if not await self._send(pending, [payload]):
-                        return False
-                return True
+            if len(payloads) > 1 and retry_decision(error) is RetryDecision.NEVER:
+                # None of them was accepted: find out in halves which of them the error is about.
+                half = len(payloads) // 2
+                return await self._send(pending, payloads[:half]) and await self._send(pending, payloads[half:])
             return await self._failed(pending, len(payloads), error, started_s)
         delivered = pending[: len(payloads)]
         del pending[: len(payloads)]

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from pairbus.background_tasks import BackgroundTasks
 from pairbus.backoff import Backoff
-from pairbus.client.entity_link import EntityLink, SendBatch, SendingLinkFactory
+from pairbus.client.entity_link import EntityLink, SendBatch
 from pairbus.client.errors import (
     ClosedError,
     MessagingCommunicationError,
@@ -19,6 +19,7 @@ from pairbus.client.errors import (
     MessagingTimeoutError,
     ServerBusyError,
 )
+from pairbus.client.sending_link_factory import SendingLinkFactory
 from pairbus.dialect.annotations import SYPHON
 from pairbus.dialect.paths import is_drill_path
 from pairbus.pairing.events import DestinationChanged, Listener

@@ -44,8 +44,8 @@ class SyphonSettings:
     """The time that one receive waits for messages of an empty backlog queue; each receive is billed."""
 
     time_to_live: TimeToLive = TimeToLive.FULL
-    max_messages: int = 200
-    """Maximum number of messages of each backlog queue that are locked at a time."""
+    max_messages: int = 1_000
+    """Maximum number of messages of each backlog queue that are locked at a time; fewer if they are large."""
 
     def __post_init__(self) -> None:
         check_type("long_poll", self.long_poll, (timedelta,))

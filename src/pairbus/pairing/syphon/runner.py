@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 from pairbus.background_tasks import BackgroundTasks
@@ -19,13 +19,16 @@ from pairbus.pairing.status import SyphonStatus
 from pairbus.pairing.syphon.channel import DestinationChannel
 from pairbus.pairing.syphon.destination import DeliveryDestination, NamespaceHealth
 from pairbus.pairing.syphon.interface import IDLE_POLLS_PER_PEEK, IN_PROCESS, SyphonContext, destination_key
-from pairbus.pairing.syphon.message import BacklogMessage, Line
+from pairbus.pairing.syphon.message import Line, by_path
 from pairbus.pairing.syphon.source import BacklogSource
 
 _log = logging.getLogger(__name__)
 
 _BACKOFF: Final = Backoff(1.0, 30.0)
 _HELD_BACKOFF: Final = Backoff(0.1, 2.0)
+_HELD_MESSAGES: Final = 200
+"""Maximum number of messages that are received at a time while the pair holds all destinations."""
+
 _START_TIMEOUT_S: Final = 10.0
 """The time that the start waits for a namespace that does not respond."""
 
@@ -119,12 +122,13 @@ class QueueRunner:
 
     async def _turn(self) -> None:
         """Receive once, and pass the messages to their channels."""
-        limit = self._settings.max_messages
-        await self.source.wait_for_room(limit // 2)  # a little room is not worth a receive
+        is_held = self._held_pause_s > _HELD_BACKOFF.first_s
+        most = self._settings.max_messages
+        count = await self.source.wait_for_room(min(most, _HELD_MESSAGES) if is_held else most)
         await self._health.wait()
         scanning = self.source.tasks.start(self._scan_when_quiet()) if self._is_behind else None
         try:
-            messages = await self.source.receive(limit - self.source.fresh, self._settings.long_poll)
+            messages = await self.source.receive(count, self._settings.long_poll)
         finally:
             if scanning is not None:
                 scanning.cancel()
@@ -138,8 +142,11 @@ class QueueRunner:
         await self.source.scanner.scan_when_quiet()
         self._is_behind = False
 
-    async def _admit(self, received: list[ReceivedMessage]) -> list[BacklogMessage]:
-        """Pass messages to their channels. Of those with sessions, what lies before them has to be known first."""
+    async def _admit(self, received: list[ReceivedMessage]) -> Collection[str]:
+        """Pass messages to their channels, and return the destinations.
+
+        Of those with sessions, what lies before them has to be known first.
+        """
         source = self.source
         messages = source.lock(received)
         try:
@@ -149,14 +156,16 @@ class QueueRunner:
         except BaseException:
             source.abandon_later(messages)
             raise
+        groups = by_path(messages)
+        for path, group in groups.items():
+            self._channel(path).hold(group)
         for message in messages:
-            self._channel(message.path).hold(message)
             source.received(message.sequence)  # messages that wait for this one must not overtake it
-        return messages
+        return groups.keys()
 
-    async def _slow_down(self, messages: list[BacklogMessage]) -> None:
+    async def _slow_down(self, paths: Collection[str]) -> None:
         """Pause if the pair holds all destinations: there is no hurry to park the whole queue."""
-        if messages and all(self._channel(message.path).destination.is_held for message in messages):
+        if paths and all(self._channel(path).destination.is_held for path in paths):
             await asyncio.sleep(self._held_pause_s)
             self._held_pause_s = _HELD_BACKOFF.after(self._held_pause_s)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -27,10 +28,15 @@ from pairbus.pairing.syphon.message import (
     BacklogMessage,
     DeadLetterReason,
     Line,
+    LockedGroup,
     UndeliverableMessage,
     line_of,
+    note_delivered,
     one_line,
     read_diverted,
+    read_locked,
+    sequence_of,
+    youngest,
 )
 from pairbus.pairing.syphon.order import BacklogScanner, OrderIndex
 
@@ -38,6 +44,12 @@ _log = logging.getLogger(__name__)
 
 _MAX_REQUEST: Final = 1_000
 """Maximum number of messages in one settlement request."""
+
+_MAX_LOCKED_BYTES: Final = 16 << 20
+"""Maximum size of the locked messages of a queue, if they are as large as those received last."""
+
+_GATHER_S: Final = 0.02
+"""The time that a delivered message waits for those that were received with it."""
 
 _MAX_UNREMOVED: Final = 10_000
 _FRONT_PAGE: Final = 200
@@ -90,11 +102,18 @@ class Settler:
         self._tasks = tasks
         self._report = report
         self._delivered: list[BacklogMessage] = []
+        self._is_group_delivered = asyncio.Event()
         self._is_completing = False
 
     def complete(self, messages: list[BacklogMessage]) -> None:
-        """Remove delivered messages, together with those that are delivered while a request is under way."""
+        """Remove delivered messages.
+
+        Those that were received together are removed together, if they are delivered within a moment: the messages of
+        a queue are for many destinations, and adjacent ones are settled with one frame.
+        """
         self._delivered += messages
+        if note_delivered(messages):
+            self._is_group_delivered.set()
         if not self._is_completing:
             self._is_completing = True
             self._tasks.start(self._complete(), is_due=True)
@@ -102,13 +121,21 @@ class Settler:
     async def _complete(self) -> None:
         try:
             while self._delivered:
+                await self._gather()
                 delivered, self._delivered = self._delivered, []
+                delivered.sort(key=sequence_of)
                 received = [message for message in delivered if not message.is_deferred]
                 deferred = [message for message in delivered if message.is_deferred]
                 for group in (received, deferred):  # they are settled with different requests
                     await self._settle(group, self._receiver.complete, OutcomeKind.DELIVERED)
         finally:
             self._is_completing = False
+
+    async def _gather(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GATHER_S):
+                await self._is_group_delivered.wait()
+        self._is_group_delivered.clear()
 
     def dead_letter(self, messages: Sequence[SyphonMessage], reason: DeadLetterReason, description: str) -> None:
         """Move messages to the dead-letter queue."""
@@ -189,20 +216,22 @@ class BacklogClock:
         self._offset_s: float | None = None
         """The time by which the clock of the namespace is ahead of that of the event loop."""
 
-    def note(self, message: ReceivedMessage) -> None:
+    def note(self, message: BacklogMessage) -> None:
         """Read the clock from a message that was just locked."""
-        if message.locked_until is None:
+        until_ms = message.locked_until_ms
+        if until_ms is None:
             return
-        longest = message.locked_until - message.enqueued_time
+        longest = timedelta(milliseconds=until_ms - message.enqueued_ms)
         if timedelta() < longest < self.lock:
             self.lock = longest
-        self._offset_s = (message.locked_until - self.lock).timestamp() - asyncio.get_running_loop().time()
+        self._offset_s = until_ms / 1_000 - self.lock.total_seconds() - asyncio.get_running_loop().time()
 
-    def age(self, enqueued: datetime) -> timedelta:
+    def age(self, message: BacklogMessage) -> timedelta:
         """Return the time since a message was enqueued; 0 if it is unknown."""
         if self._offset_s is None:
             return timedelta()
-        return timedelta(seconds=max(0.0, asyncio.get_running_loop().time() + self._offset_s - enqueued.timestamp()))
+        now_s = asyncio.get_running_loop().time() + self._offset_s
+        return timedelta(seconds=max(0.0, now_s - message.enqueued_ms / 1_000))
 
 
 class BacklogSource:
@@ -229,6 +258,8 @@ class BacklogSource:
         self.fresh = 0
         """Number of locked messages that were received; the others were deferred, and fetched by number."""
 
+        self._mean_bytes = 1
+
         self.order = OrderIndex()
         self.taken_by_others: set[int] = set()
         """Deferred messages that another receiver has locked."""
@@ -247,7 +278,7 @@ class BacklogSource:
         alone does not identify a message, because a queue that is re-created counts from 1 again."""
 
         self._settler = Settler(receiver, self.tasks, self._settled)
-        self._renewer: LockRenewer[BacklogMessage] = LockRenewer(
+        self._renewer: LockRenewer[LockedGroup] = LockRenewer(
             self._renew,
             tasks=self.tasks,
             lock_s=self._lock_s,
@@ -258,21 +289,27 @@ class BacklogSource:
         return sequence in self._locked
 
     def age(self, message: BacklogMessage) -> timedelta:
-        return self._clock.age(message.message.enqueued_time)
+        return self._clock.age(message)
 
     # Receiving.
 
-    async def wait_for_room(self, limit: int) -> None:
-        """Wait until at most ``limit`` of the locked messages were received."""
-        while self.fresh > limit:
+    async def wait_for_room(self, most: int) -> int:
+        """Wait until a receive is worthwhile; return how many messages it may return, so that ``most`` are locked."""
+        while self.fresh > (limit := self._limit(most)) // 2:
             self._room.clear()
             await self._room.wait()
+        return limit - self.fresh
+
+    def _limit(self, most: int) -> int:
+        return max(1, min(most, _MAX_LOCKED_BYTES // self._mean_bytes))
 
     async def receive(self, count: int, long_poll: timedelta) -> list[ReceivedMessage]:
         """Receive messages, which ``lock`` takes over. Raise ``MessagingError``."""
         self.receives += 1
         messages = await self._receiver.receive(count, long_poll)
-        self.scanner.arrivals += bool(messages)
+        if messages:
+            self.scanner.arrivals += 1
+            self._mean_bytes = 1 + sum([len(message.payload) for message in messages]) // len(messages)
         return messages
 
     def lock(self, messages: list[ReceivedMessage], *, is_deferred: bool = False) -> list[BacklogMessage]:
@@ -280,15 +317,13 @@ class BacklogSource:
 
         A message without a valid destination is dead-lettered, and one that was delivered before is only removed.
         """
+        locked = read_locked(messages, self._refuse, is_deferred=is_deferred)
+        if not locked:
+            return locked
+        self._clock.note(youngest(locked))
+        self._renewer.watch(LockedGroup(locked))
         found: list[BacklogMessage] = []
-        for received in messages:
-            try:
-                message = BacklogMessage(received, is_deferred=is_deferred)
-                self._clock.note(received)
-            except (TransferError, InvalidMessageError) as error:
-                bad = UndeliverableMessage.because(received, error, is_deferred=is_deferred)
-                self._settler.dead_letter([bad], bad.reason, bad.description)
-                continue
+        for message in locked:
             if not is_deferred and self._is_recreated(message):
                 self.forget_order()
             self.order.received(message.sequence)
@@ -299,6 +334,9 @@ class BacklogSource:
                 self.received(message.sequence)
         return found
 
+    def _refuse(self, bad: UndeliverableMessage) -> None:
+        self._settler.dead_letter([bad], bad.reason, bad.description)
+
     def _hold(self, message: BacklogMessage) -> bool:
         """Keep a message locked; return whether it has to be delivered."""
         before = self._locked.get(message.sequence)
@@ -306,9 +344,7 @@ class BacklogSource:
             self._drop([before])
         self._locked[message.sequence] = message
         self.fresh += not message.is_deferred
-        self._renewer.watch(message)
-        known = self._unremoved.get(message.sequence)
-        if known is None or known != _identity(message):
+        if message.sequence not in self._unremoved or self._unremoved[message.sequence] != _identity(message):
             return True
         self._settler.complete([message])
         return False
@@ -323,10 +359,10 @@ class BacklogSource:
         """Return whether a new message has a number that was known to have no message: the queue was re-created."""
         order, sequence = self.order, message.sequence
         return (
-            message.message.delivery_count == 0
+            not order.is_unknown(sequence)
             and sequence not in order.others
             and sequence not in self._locked
-            and not order.is_unknown(sequence)
+            and message.message.delivery_count == 0
         )
 
     def forget_order(self) -> None:
@@ -351,12 +387,31 @@ class BacklogSource:
     def _lock_s(self) -> float:
         return self._clock.lock.total_seconds()
 
-    async def _renew(self, messages: list[BacklogMessage]) -> None:
-        await self._receiver.renew_locks(message.message for message in messages)
+    async def _renew(self, groups: list[LockedGroup]) -> None:
+        messages = [message for group in groups for message in group.locked]
+        for start in range(0, len(messages), _MAX_REQUEST):
+            await self._renew_some(messages[start : start + _MAX_REQUEST])
 
-    def _locks_lost(self, messages: list[BacklogMessage], error: MessagingError | None) -> None:
+    async def _renew_some(self, messages: list[BacklogMessage]) -> None:
+        """Renew locks. One that is lost makes the request fail for all of them, and is found in halves."""
+        locked = [message for message in messages if not message.is_settled]
+        try:
+            await self._receiver.renew_locks(message.message for message in locked)
+        except MessageLockLostError as error:
+            if len(locked) > 1:
+                half = len(locked) // 2
+                await self._renew_some(locked[:half])
+                await self._renew_some(locked[half:])
+            elif locked[0].group is not None:
+                self._log_lost(1, error)
+                locked[0].group.lose(locked[0])
+
+    def _locks_lost(self, groups: list[LockedGroup], error: MessagingError | None) -> None:
+        self._log_lost(sum(len(group.locked) for group in groups), error)
+
+    def _log_lost(self, count: int, error: MessagingError | None) -> None:
         # Their settlement fails, and they are received again.
-        _log.info('locks lost entity=%s count=%d error="%s"', self.path, len(messages), error or "expired")
+        _log.info('locks lost entity=%s count=%d error="%s"', self.path, count, error or "expired")
 
     # Settlement.
 
@@ -401,8 +456,9 @@ class BacklogSource:
 
     def _note_unremoved(self, settlement: SettlementReport) -> None:
         """Remember messages that were delivered and not removed, so that they are not sent again when received."""
-        for message in settlement.settled:
-            self._unremoved.pop(message.sequence, None)
+        if self._unremoved:
+            for message in settlement.settled:
+                self._unremoved.pop(message.sequence, None)
         for message in settlement.unsettled:
             self._unremoved[message.sequence] = _identity(message)
         while len(self._unremoved) > _MAX_UNREMOVED:

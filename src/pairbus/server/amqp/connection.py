@@ -96,21 +96,6 @@ _READ_WITHIN_S: Final = 5.0
 _SMALL_FRAME_BYTES: Final = 4_096
 
 
-_HANDLERS: Final = {
-    ConnectionOpened: "_opened",
-    ConnectionClosed: "_closed",
-    SessionBegun: "_begun",
-    SessionEnded: "_ended",
-    LinkAttached: "_attached",
-    LinkDetached: "_detached",
-    CreditGranted: "_credited",
-    Delivery: "_delivered",
-    DeliveryAborted: "_aborted",
-    DispositionReceived: "_disposed",
-}
-"""The method of the connection that handles each type of event."""
-
-
 class _Confirmations:
     """Messages of one turn to settle when they are durable, and their size."""
 
@@ -227,7 +212,8 @@ class ServerConnection:
         self._has_turn_left = False
         if self._is_lost:
             return
-        ends = self._stopwatch() + (_TURN_S if self._probation.is_over else _UNPROVEN_TURN_S)
+        begun = self._stopwatch()
+        ends = begun + (_TURN_S if self._probation.is_over else _UNPROVEN_TURN_S)
         is_early = True
         while self._handle_events(ends) and self._unread and is_early and self._may_parse:
             size = _SLICE_BYTES if self._probation.is_over else _UNPROVEN_SLICE_BYTES
@@ -238,7 +224,9 @@ class ServerConnection:
         self._release_held()
         self.flush()
         if self._probation.is_over:
-            self._pace.end_turn(ends, self._stopwatch())
+            ended = self._stopwatch()
+            self._pace.end_turn(ends, ended)
+            self.dispatcher.note_served(ended - begun)
         if self._can_continue and (self._unread or self._events):
             self._wait_for_turn()
         self._note_held()
@@ -330,13 +318,33 @@ class ServerConnection:
         """Handle events until a time; return whether none is left."""
         events = self._events
         while events and self._can_continue:
-            event = events.popleft()
-            handler = _HANDLERS.get(type(event))
-            if handler is not None:
-                getattr(self, handler)(event)
+            self._handle(events.popleft())
             if self._stopwatch() > ends:
                 break
         return not events
+
+    def _handle(self, event: Event) -> None:
+        """Handle an event; the frequent ones first."""
+        if isinstance(event, Delivery):
+            self._delivered(event)
+        elif isinstance(event, DispositionReceived):
+            self._disposed(event)
+        elif isinstance(event, CreditGranted):
+            self._credited(event)
+        elif isinstance(event, LinkAttached):
+            self._attached(event)
+        elif isinstance(event, LinkDetached):
+            self._detached(event)
+        elif isinstance(event, DeliveryAborted):
+            self._aborted(event)
+        elif isinstance(event, SessionBegun):
+            self._begun(event)
+        elif isinstance(event, SessionEnded):
+            self._ended(event)
+        elif isinstance(event, ConnectionOpened):
+            self._opened(event)
+        elif isinstance(event, ConnectionClosed):
+            self._closed(event)
 
     def _release_held(self) -> None:
         """Let nodes continue whose messages have been sent: there is no event for a session window that has opened."""
@@ -393,7 +401,7 @@ class ServerConnection:
         while self._events:
             event = self._events.popleft()
             if isinstance(event, DispositionReceived) or (isinstance(event, Delivery) and self._is_message(event)):
-                getattr(self, _HANDLERS[type(event)])(event)
+                self._handle(event)
 
     def _is_message(self, delivery: Delivery) -> bool:
         return not isinstance(self._nodes.get(delivery.link), RequestNode)
@@ -767,6 +775,7 @@ class ServerConnection:
     def _send_confirmations(self) -> None:
         """Settle all messages of this turn once they are durable, which takes one commit."""
         if self._confirmations:
+            self.dispatcher.note_requests(len(self._confirmations))
             batch = _Confirmations(self._confirmations, self._confirming_bytes)
             self._confirmations, self._confirming_bytes = [], 0
             self.when_durable(partial(self._confirm, batch), lambda commit: self._answer_overdue(batch, commit))

@@ -289,6 +289,7 @@ class Consumer(Node):
         size = sum([len(message.body) for message in messages])
         self._taken += len(messages)
         self._taken_bytes += size
+        self._connection.dispatcher.note_removed(len(messages))  # first: more may be taken once these are sent
 
         def done(error: StoreError | None) -> None:
             self._taken -= len(messages)
@@ -300,10 +301,12 @@ class Consumer(Node):
         self._connection.when_durable(done)
 
     def on_credit(self) -> None:
+        """Deliver what the receiver has credit for when deliveries have their turn: now, or later."""
+        self._connection.dispatcher.deliver(self, partial(self._connection.guard, self._deliver))
+
+    def _deliver(self) -> None:
         if self.wants() and self.take(SHARE):
-            self._connection.host.loop.call_soon(
-                self._connection.guard, self.on_credit
-            )  # other receivers have their turn in between
+            self._connection.dispatcher.deliver_later(self, partial(self._connection.guard, self._deliver))
         elif self.link.drain and not self._taken and self._connection.is_writable and self.link.is_attached:
             if self._meter is not None and self.link.credit and not self._was_served:
                 self._meter.went_empty()

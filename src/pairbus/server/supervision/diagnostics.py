@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Final
 
+from pairbus.build import build
 from pairbus.heartbeat import Heartbeat
 from pairbus.server.supervision.supervisor import MAX_RESTARTS, WINDOW_S, Problem
 from pairbus.store.bundles import MAX_BUNDLE_BYTES, BundleDirectory, BundleInfo
@@ -174,8 +175,8 @@ class Diagnostics:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of pairbus, of Python, of the system, and of the packages that a server uses."""
-    found = {"python": sys.version.split()[0], "system": platform.platform()}
+    """Return the build, and the versions of pairbus, of Python, of the system, and of the packages that are used."""
+    found = {"python": sys.version.split()[0], "system": platform.platform(), "build": build()}
     for package in _PACKAGES:
         try:
             found[package] = version(package)
