@@ -10,7 +10,7 @@ import os
 import statistics
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -21,7 +21,7 @@ import lmdb
 
 from pairbus.broker.descriptions import QueueDescription
 from pairbus.broker.limits import RELAXED
-from pairbus.broker.message import NO_PROPERTIES, Address, NewMessage
+from pairbus.broker.message import NO_PROPERTIES, Address, NewMessage, PropertyView
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.ports import Records
 from pairbus.store.group_committer import GroupCommitter
@@ -36,12 +36,12 @@ QUEUE = Address.of("orders")
 NOW = 1_800_000_000_000
 
 
-def make_namespace(records: Records) -> Namespace:
+def make_namespace(records: Records, view: Callable[[bytes], PropertyView] = lambda _: NO_PROPERTIES) -> Namespace:
     random = Random()  # noqa: S311 (tokens of a benchmark)
     return Namespace(
         records,
         limits=RELAXED,
-        view=lambda _: NO_PROPERTIES,
+        view=view,
         fresh_id=lambda: UUID(int=random.getrandbits(128)),
         fresh_token=lambda: random.randbytes(16),
     )
@@ -78,7 +78,7 @@ def _length(path: Path, count: int) -> tuple[float, float, float]:
     committer = GroupCommitter.open(path, make_namespace, NOW)
     committer.namespace.create_queue("orders", QueueDescription(max_size_megabytes=1_000_000), NOW)
     before = _private_bytes()
-    _fill(committer, count)
+    fill(committer, count)
     memory = (_private_bytes() - before) / count
     rate = statistics.median(_round(committer) for _ in range(ROUNDS))
     committer.close()
@@ -90,7 +90,8 @@ def _length(path: Path, count: int) -> tuple[float, float, float]:
     return rate, memory, seconds
 
 
-def _fill(committer: GroupCommitter, count: int) -> None:
+def fill(committer: GroupCommitter, count: int) -> None:
+    """Send messages to the queue."""
     for first in range(0, count, 1_000):
         for number in range(first, first + 1_000):
             committer.namespace.send(QUEUE, (NewMessage(BODY, f"message-{number}"),), NOW)

@@ -173,7 +173,7 @@ def _rule(number: int) -> RuleDescription:
 
 
 def report(kinds: Sequence[str] = tuple(KINDS)) -> int:
-    """Print what the sender sees beside each kind of peer, with the plain and with the compiled wire; return the exit
+    """Print what the sender sees beside each kind of peer, with the plain and with the compiled build; return the exit
     code.
     """
     cores, load = os.cpu_count() or 1, os.getloadavg()[0]
@@ -184,7 +184,7 @@ def report(kinds: Sequence[str] = tuple(KINDS)) -> int:
     print(f"One sender, {RATE} messages of 1 KB a second for {SECONDS:.0f} s, beside one hostile peer at full speed;")
     print("milliseconds from when a message was to be sent until it is confirmed: half, 99 of 100, and all within;")
     print(f"{cores} cores; load at the start {load:.1f}")
-    print(f"{'':52}" + "".join(f"{build + ' wire':>44}" for build in builds))
+    print(f"{'':52}" + "".join(f"{build:>44}" for build in builds))
     print(f"{'beside':52}" + f"{'attempts/s':>12}{'p50':>8}{'p99':>8}{'max':>8}{'p99 x':>8}" * len(builds))
     for title, group in (("", (ALONE,)), ("without a key", UNPROVEN), ("with a key", CLIENTS)):
         shown = [kind for kind in group if kind == ALONE or kind in kinds]
@@ -193,7 +193,7 @@ def report(kinds: Sequence[str] = tuple(KINDS)) -> int:
         for kind in shown:
             print(f"{kind:52}" + "".join(_cells(rows[kind], rows[ALONE]) for rows in builds.values()))
     if "compiled" not in builds:
-        print("The wire is not compiled (make compiled): no figures with it.")
+        print("pairbus is not compiled (make compiled): no figures with it.")
     print(f"goal: 99 of 100 within {GOAL_MS:.0f} ms")
     return verdict(missed_goals(builds), load / cores)
 

@@ -1,7 +1,8 @@
 """Measures how `pairbus cost` and `pairbus reconcile` grow: ten times the rows should take eleven times as long.
 
 Ledgers of a day with an outage of an hour are generated into a temporary directory; each job runs over each of them in
-a process of its own, on two processors.
+a process of its own, on two processors. DuckDB counts the same, if it is installed (the extra ``bench``). The command
+reconciles a small ledger, and the last days of a year one after the other.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +30,12 @@ import pyarrow.parquet as pq
 
 from pairbus.ledger.events import COLUMNS, LIVES, NUMBER, OPERATIONS, TEXT, TIME, LedgerEvent, OperationKind, Stage
 
+if TYPE_CHECKING:
+    from pairbus.jobs.reconcile import ReconcileReport
+
 ROWS: Final = (10_000_000, 100_000_000)
+FEW_ROWS: Final = 3_000
+YEAR: Final = 365
 QUICK_ROWS: Final = (1_000_000, 3_000_000)
 GOAL: Final = 1.1
 """The factor by which the time may grow faster than the rows."""
@@ -40,7 +49,7 @@ MASTER: Final = "local[2]"
 
 _HOUR_MS: Final = 3_600_000
 _BUSY_MS: Final = 3_500_000
-"""The part of an hour in which messages are sent; they are received before it ends."""
+"""The part of an hour in which messages are sent, and operations recorded; messages are received before it ends."""
 
 _FETCH_MS: Final = 1_000
 """From the fetching of a message from the backlog to its acceptance at home, and to its removal, at most."""
@@ -56,13 +65,14 @@ _TYPES: Final = {TIME: pa.timestamp("ms", tz="UTC"), TEXT: pa.string(), NUMBER: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Messages of a day, numbered from 0; those of an hour are sent at even distances."""
+    """Messages of one or more days, numbered from 0; those of an hour are sent at even distances."""
 
     messages: int
+    hours: int = HOURS
 
     @property
     def an_hour(self) -> int:
-        return self.messages // HOURS
+        return self.messages // self.hours
 
     def chunks(self, hour: int) -> Iterator[Any]:
         first = hour * self.an_hour
@@ -78,24 +88,24 @@ class Traffic:
         return self.sent_ms(numbers) + _HOUR_MS + _FETCH_MS
 
 
-def generate(directory: Path, rows: int) -> None:
-    """Ledgers of a pair with about so many rows of operations, and so many of lives."""
+def generate(directory: Path, rows: int, days: int = 1) -> None:
+    """Ledgers of a pair with about so many rows of operations, and so many of lives; each day has an outage."""
     # Of each message there are three events, and three more if it was diverted.
-    traffic = Traffic(messages=round(rows / (3 + 3 / HOURS)))
+    traffic = Traffic(messages=round(rows / (3 + 3 / HOURS)), hours=HOURS * days)
     primary, secondary = Writer(directory / _PRIMARY), Writer(directory / _SECONDARY)
     for writer, namespace in ((primary, _PRIMARY), (secondary, _SECONDARY)):
         writer.write([_start(namespace)])
-    for hour in range(HOURS):
+    for hour in range(traffic.hours):
         for chunk in traffic.chunks(hour):
-            if hour == OUTAGE:
+            if hour % HOURS == OUTAGE:
                 secondary.write([_backlog(chunk, LedgerEvent.ACCEPTED, Stage.BACKLOG, traffic.sent_ms(chunk))])
-            elif hour == OUTAGE + 1:
+            elif hour % HOURS == OUTAGE + 1:
                 diverted = chunk - traffic.an_hour
                 secondary.write(_fetched(traffic, diverted))
                 primary.write([*_direct(traffic, chunk), *_returned(traffic, diverted)])
             else:
                 primary.write(_direct(traffic, chunk))
-        _write_operations(directory / _PRIMARY, hour, rows // HOURS)
+        _write_operations(directory / _PRIMARY, hour, rows // traffic.hours)
 
 
 def _start(namespace: str) -> Any:
@@ -197,7 +207,7 @@ def _write_operations(ledger: Path, hour: int, rows: int) -> None:
     )
     for number, start in enumerate(range(0, rows, 4 * _CHUNK)):
         numbers = np.arange(start, min(start + 4 * _CHUNK, rows), dtype=np.int64)
-        at_ms = _ms(DAY) + hour * _HOUR_MS + numbers * _HOUR_MS // rows // 1_000 * 1_000
+        at_ms = _ms(DAY) + hour * _HOUR_MS + numbers * _BUSY_MS // rows // 1_000 * 1_000
         table = _table(
             OPERATIONS,
             len(numbers),
@@ -282,11 +292,15 @@ def _reconcile(directory: Path) -> str:
     from pairbus.jobs.reconcile import reconcile, report  # noqa: PLC0415 (the generator does without Spark)
 
     spark = _session()
-    found = report(reconcile(*(_read(spark, directory / name) for name in (_PRIMARY, _SECONDARY))))
+    return _summary(report(reconcile(*(_read(spark, directory / name) for name in (_PRIMARY, _SECONDARY)))))
+
+
+def _summary(found: ReconcileReport) -> str:
     total = found.total.counts
     return (
         f"{found.verdict}: {total['accepted']:,} accepted, {total['diverted']:,} diverted, "
-        f"{total['received']:,} received, {total['missing']:,} missing"
+        f"{total['received']:,} received, {total['missing']:,} missing, {total['out_of_order']:,} out of order, "
+        f"{total['out_of_order_in_session']:,} within sessions"
     )
 
 
@@ -324,19 +338,107 @@ def _session() -> Any:
     return spark_session(MASTER, config=SESSION)
 
 
-_JOBS: Final[dict[str, Callable[[Path], str]]] = {"cost": _cost, "reconcile": _reconcile, "an hour of lives": _an_hour}
+def _a_day(directory: Path) -> str:
+    """Of a year: the last day, after the one before it has left its open messages."""
+    from pairbus.jobs.reconcile.command import Outputs, Reconcilable  # noqa: PLC0415
+
+    # The state is absent when the first of the two days is measured, and is its result when the second one is.
+    state = directory / "state"
+    start = DAY + timedelta(days=YEAR - (1 if state.is_dir() else 2))
+    pair = Reconcilable(
+        primary=[str(directory / _PRIMARY)],
+        secondary=[str(directory / _SECONDARY)],
+        start=start,
+        end=start + timedelta(days=1),
+        name=None,
+        outputs=Outputs(state=str(state)),
+    )
+    return _summary(pair.report(MASTER, 0))
+
+
+def _few(directory: Path) -> str:
+    """As a user runs it: with the start of Python and of Spark."""
+    command = [sys.executable, "-m", "pairbus", "reconcile", "--master", MASTER]
+    ledgers = ["--primary", str(directory / _PRIMARY), "--secondary", str(directory / _SECONDARY)]
+    done = subprocess.run([*command, *ledgers], capture_output=True, text=True, check=False)
+    return f"exit code {done.returncode}"
+
+
+def _duckdb(directory: Path) -> str:
+    """The same counts by DuckDB, an engine for one machine."""
+    import duckdb  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415 (optional)
+
+    with duckdb.connect() as database:
+        database.execute(f"set threads to {_threads()}")
+        for view, name in (("home", _PRIMARY), ("away", _SECONDARY)):
+            files = directory / name / LIVES / "*" / "*" / "*.parquet"
+            database.read_parquet(str(files)).create_view(view)
+        ((accepted, diverted, received, missing, late, late_in_session),) = database.execute(_SQL).fetchall()
+    return (
+        f"{accepted:,} accepted, {diverted:,} diverted, {received:,} received, {missing:,} missing, "
+        f"{late:,} out of order, {late_in_session:,} within sessions"
+    )
+
+
+def _threads() -> int:
+    return int(MASTER.removeprefix("local[").removesuffix("]"))
+
+
+_SQL: Final = """
+with copies as materialized (
+    select entity, sequence, any_value(message_id) as message_id, any_value(session_id) as session,
+        max(stage = 'syphon') as is_restored, count(*) filter (event = 'accepted') as accepted,
+        min(ordinal) filter (event = 'accepted') as ordinal, min("at") filter (event = 'accepted') as sent_at,
+        min(ordinal) filter (event = 'received') as received_ordinal,
+        min("at") filter (event = 'received') as received_at
+    from home where sequence > 0 group by entity, sequence
+), diverted as materialized (
+    select any_value(destination) as entity, any_value(message_id) as message_id, min("at") as diverted_at,
+        count(*) filter (event = 'completed') as completed
+    from away where sequence > 0 group by entity, sequence
+), sent as (
+    select copies.entity, session, received_ordinal, received_at, coalesce(diverted_at, sent_at) as sent_at
+    from copies left join diverted on is_restored and copies.entity = diverted.entity
+        and copies.message_id = diverted.message_id
+    where received_ordinal is not null
+), late as (
+    select session, max(sent_at) over (partition by entity order by received_at, received_ordinal
+            rows between unbounded preceding and 1 preceding) > sent_at as is_late,
+        max(sent_at) over (partition by entity, session order by received_at, received_ordinal
+            rows between unbounded preceding and 1 preceding) > sent_at as is_late_in_session
+    from sent
+)
+select (select count(*) from copies where accepted > 0 and not is_restored), (select count(*) from diverted),
+    (select count(*) from copies where received_ordinal is not null),
+    (select count(*) from diverted anti join copies using (entity, message_id) where completed > 0),
+    (select count(*) from late where is_late),
+    (select count(*) from late where is_late_in_session and session is not null)
+"""
+
+
+_JOBS: Final[dict[str, Callable[[Path], str]]] = {
+    "cost": _cost,
+    "reconcile": _reconcile,
+    "an hour of lives": _an_hour,
+    "DuckDB": _duckdb,
+    "a day of a year": _a_day,
+    "a small ledger": _few,
+}
+LARGE: Final = ("cost", "reconcile", "an hour of lives")
+WITHOUT_SESSION: Final = ("DuckDB", "a small ledger")
 
 
 def _run_here(job: str, directory: Path) -> Result:
     from pairbus.spark.session import stop_session  # noqa: PLC0415
 
-    session = _session()  # its start is not what is measured
+    session = None if job in WITHOUT_SESSION else _session()  # its start is not what is measured
     started_s = time.perf_counter()
     answer = _JOBS[job](directory)
     seconds = time.perf_counter() - started_s
-    result = Result(seconds=seconds, peak_bytes=_peak_bytes(), answer=answer)
-    stop_session(session)
-    return result
+    peak_bytes = _peak_bytes() if session is not None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1_024
+    if session is not None:
+        stop_session(session)
+    return Result(seconds=seconds, peak_bytes=peak_bytes, answer=answer)
 
 
 def _peak_bytes() -> int:
@@ -366,16 +468,20 @@ def report(rows: tuple[int, int] = ROWS) -> None:
     print(
         f"Ledgers of a day, an hour of it an outage, on {MASTER}; {os.getloadavg()[0]:.1f} processes wanted a processor"
     )
-    took: dict[str, list[float]] = {job: [] for job in _JOBS}
+    print(f"{FEW_ROWS:,} rows, with the start of Python and of Spark")
+    with _ledgers(FEW_ROWS) as directory:
+        _print("a small ledger", measure("a small ledger", directory))
+    took: dict[str, list[float]] = {job: [] for job in LARGE}
     for count in rows:
-        with TemporaryDirectory(prefix="pairbus-bench-", dir=Path.cwd()) as directory:
-            started_s = time.perf_counter()
-            generate(Path(directory), count)
-            print(f"{count:,} rows each of operations and lives: generated in {time.perf_counter() - started_s:,.0f} s")
+        with _ledgers(count) as directory:
             for job, seconds in took.items():
-                result = measure(job, Path(directory))
+                result = measure(job, directory)
                 seconds.append(result.seconds)
-                print(f"  {job:18}{result.seconds:9,.1f} s{result.peak_bytes / 2**30:7.1f} GiB   {result.answer}")
+                _print(job, result)
+            if find_spec("duckdb") is None:
+                print("  DuckDB            is not installed: it is in the extra bench")
+            else:
+                _print("DuckDB", measure("DuckDB", directory))
     times = rows[1] / rows[0]
     for job in ("cost", "reconcile"):
         growth = took[job][1] / took[job][0]
@@ -383,6 +489,30 @@ def report(rows: tuple[int, int] = ROWS) -> None:
         print(
             f"{job}: {times:g} times the rows took {growth:.1f} times as long, {verdict} the goal of {times * GOAL:g}"
         )
+    _report_year(rows[0])
+
+
+def _report_year(rows: int) -> None:
+    print("A day alone, and the last days of a year; the first of these leaves its open messages to the second")
+    with _ledgers(rows // YEAR) as directory:
+        _print("reconcile", measure("reconcile", directory))
+    with _ledgers(rows, YEAR) as directory:
+        for _ in range(2):
+            _print("a day of a year", measure("a day of a year", directory))
+
+
+@contextmanager
+def _ledgers(rows: int, days: int = 1) -> Iterator[Path]:
+    with TemporaryDirectory(prefix="pairbus-bench-", dir=Path.cwd()) as directory:
+        started_s = time.perf_counter()
+        generate(Path(directory), rows, days)
+        took_s = time.perf_counter() - started_s
+        print(f"{rows:,} rows each of operations and lives, {days} days: generated in {took_s:,.0f} s")
+        yield Path(directory)
+
+
+def _print(job: str, result: Result) -> None:
+    print(f"  {job:18}{result.seconds:9,.1f} s{result.peak_bytes / 2**30:7.1f} GiB   {result.answer}", flush=True)
 
 
 if __name__ == "__main__":

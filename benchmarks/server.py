@@ -30,6 +30,7 @@ from benchmarks.processors import cpu_s
 from benchmarks.transfer import COMPILED, HERE
 from pairbus.broker import NewMessage as BrokerMessage
 from pairbus.broker import QueueDescription
+from pairbus.build import build
 from pairbus.dialect.connection_string import ConnectionString, parse_connection_string
 from pairbus.dialect.sas import make_sas_token
 from pairbus.dialect.sent import BATCH_FORMAT, join_batch
@@ -74,13 +75,7 @@ _QUEUE_ENTRY: Final = (
 _READ_BYTES: Final = 256 * 1024
 
 _OPTIONS: Final = ("--port", "0", "--tier", "relaxed", "--log-level", "warning")
-_PLAIN: Final = "from pairbus.cli.main import app; app()"
-WITH_COMPILED_WIRE: Final = (
-    "import sys; from importlib.util import find_spec, module_from_spec; spec = find_spec('pairbus'); "
-    "spec.submodule_search_locations.insert(0, sys.argv.pop(1)); module = module_from_spec(spec); "
-    "sys.modules['pairbus'] = module; spec.loader.exec_module(module); " + _PLAIN
-)
-"""The path is extended before the package is executed: that imports the wire."""
+_RUN: Final = "from pairbus.cli.main import app; app()"
 
 
 def payload_of(number: int) -> bytes:
@@ -117,23 +112,25 @@ class Server:
 
 
 @contextmanager
-def serving(data: Path, *options: str, compiled: bool = False, log: TextIO | None = None) -> Iterator[Server]:
-    """``pairbus serve`` on a free port of this machine, stopped with SIGTERM; it logs to ``log``, or to our stderr."""
-    with TemporaryDirectory(prefix="pairbus-wire-") as wire:
-        (Path(wire) / "wire").symlink_to(COMPILED / "pairbus" / "wire")
-        start = ["-c", WITH_COMPILED_WIRE, wire] if compiled else ["-c", _PLAIN]
-        process = subprocess.Popen(
-            [sys.executable, *start, "serve", "--data", str(data), "--name", "bench", *_OPTIONS, *options],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE / "src"), str(COMPILED)])},
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-        try:
-            yield Server(process, _announced(process))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(TIMEOUT_S)
+def serving(data: Path, *options: str, compiled: bool | None = None, log: TextIO | None = None) -> Iterator[Server]:
+    """``pairbus serve`` on a free port of this machine, stopped with SIGTERM; it logs to ``log``, or to our stderr.
+
+    Unless a build is chosen, it is the one that this process runs.
+    """
+    if compiled is None:
+        compiled = build() == "compiled"
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RUN, "serve", "--data", str(data), "--name", "bench", *_OPTIONS, *options],
+        env={**os.environ, "PYTHONPATH": str(COMPILED if compiled else HERE / "src")},
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+    )
+    try:
+        yield Server(process, _announced(process))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(TIMEOUT_S)
 
 
 def _announced(process: subprocess.Popen[str]) -> ConnectionString:
@@ -442,24 +439,22 @@ def report() -> None:
     with TemporaryDirectory(prefix="pairbus-bench-", dir=Path.cwd()) as directory:
         where = Path(directory)
         store, broker = lmdb_alone(where / "bare.mdb"), broker_alone(where / "alone")
-        wires = {"plain": measure(where / "plain", compiled=False)}
+        builds = {"plain": measure(where / "plain", compiled=False)}
         if (COMPILED / ".ready").exists():
-            wires["compiled"] = measure(where / "compiled", compiled=True)
+            builds["compiled"] = measure(where / "compiled", compiled=True)
     print(f"One server process, one client process, 1 KB messages, all confirmed; window and prefetch {WINDOW}")
     print(f"median of {ROUNDS} rounds of {MESSAGES_A_ROUND:,}; {os.cpu_count()} cores, {_load()}")
     print(f"{'LMDB alone, put; delete':52}{store.sent:10,.0f};{store.completed:8,.0f} a second")
     print(f"{'broker and store alone, send; complete':52}{broker.sent:10,.0f};{broker.completed:8,.0f} a second")
-    for wire, figures in wires.items():
-        _print_rate(f"send one by one, {wire} wire", figures.sent, broker.sent, store.sent)
-        _print_rate(f"send in batches of {BATCH}, {wire} wire", figures.batched, broker.sent, store.sent)
-        _print_rate(f"receive and complete, {wire} wire", figures.completed, broker.completed, store.completed)
+    for name, figures in builds.items():
+        _print_rate(f"send one by one, {name}", figures.sent, broker.sent, store.sent)
+        _print_rate(f"send in batches of {BATCH}, {name}", figures.batched, broker.sent, store.sent)
+        _print_rate(f"receive and complete, {name}", figures.completed, broker.completed, store.completed)
         for what, (half, most) in (("confirmed", figures.confirmed_ms), ("received", figures.received_ms)):
-            print(
-                f"{f'sent until {what}, one at a time, {wire} wire':52}{half:10.2f} ms; 99 of 100 within {most:.2f} ms"
-            )
-    if "compiled" not in wires:
-        print("The wire is not compiled (make compiled): no figures with it.")
-    print(f"to reach: {BUDGET:,} a second, the bare prototype's, for a message sent one by one with the plain wire")
+            print(f"{f'sent until {what}, one at a time, {name}':52}{half:10.2f} ms; 99 of 100 within {most:.2f} ms")
+    if "compiled" not in builds:
+        print("pairbus is not compiled (make compiled): no figures with it.")
+    print(f"to reach: {BUDGET:,} a second, the bare prototype's, for a message sent one by one with the plain build")
 
 
 def _print_rate(name: str, rate: Rate, broker: float, store: float) -> None:

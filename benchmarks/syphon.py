@@ -30,9 +30,6 @@ from pairbus.client.entity_link import EntityLink, SendBatch
 from pairbus.client.message import encode_brokered
 from pairbus.dialect.paths import backlog_path
 from pairbus.dialect.transfer import divert
-from pairbus.jobs.syphon.outcome import BatchReport
-from pairbus.jobs.syphon.settings import SparkSyphonSettings
-from pairbus.jobs.syphon.spark_syphon import SparkSyphon
 from pairbus.pairing.backlog import ensure_backlog_queues
 from pairbus.pairing.syphon import InProcessSyphon, SyphonContext, SyphonSettings
 
@@ -41,6 +38,7 @@ DESTINATIONS: Final = 40
 BODY: Final = b"x" * 1024
 _NAME: Final = "contoso"
 _MASTER: Final = "local[2]"
+_OVER_TCP: Final = "RabbitMQ's shovel, over TCP"
 _AT_ONCE: Final = 200
 _BATCHES: Final = 5
 _START_UP: Final = 0.1
@@ -56,6 +54,9 @@ class Extent:
     rounds: int = 3
     tenfold: int = 10
     """The factor of the large backlog; 0 for none."""
+
+    spark: bool = True
+    """False to leave Spark out."""
 
 
 FULL: Final = Extent()
@@ -136,6 +137,11 @@ _SIGNS: Final = {"tasks": "pyspark.daemon", "source": "streaming_source", "Java"
 
 
 async def _with_spark(context: SyphonContext, messages: int, batch: int) -> tuple[Look, Look]:
+    # The other driver does without Spark, whose objects its garbage collector would visit, too.
+    from pairbus.jobs.syphon.outcome import BatchReport  # noqa: PLC0415
+    from pairbus.jobs.syphon.settings import SparkSyphonSettings  # noqa: PLC0415
+    from pairbus.jobs.syphon.spark_syphon import SparkSyphon  # noqa: PLC0415
+
     ends: list[Look] = []
 
     def note(report: BatchReport) -> None:
@@ -216,13 +222,12 @@ def measure(engine: str, messages: int, batch: int, *, compiled: bool = False) -
     ):
         addresses = str(primary.address), str(secondary.address)
         asyncio.run(fill(*addresses, messages))
-        roots = _roots(Path(directory), compiled=compiled)
         environment = {
             **os.environ,
             "PAIRBUS_PRIMARY": addresses[0],
             "PAIRBUS_SECONDARY": addresses[1],
             "PAIRBUS_SERVERS": json.dumps({"primary": primary.process.pid, "secondary": secondary.process.pid}),
-            "PYTHONPATH": os.pathsep.join(roots),
+            "PYTHONPATH": os.pathsep.join(map(str, (COMPILED if compiled else HERE / "src", HERE))),
         }
         command = [sys.executable, "-m", "benchmarks.syphon", "--move", engine]
         command += ["--messages", str(messages), "--batch", str(batch)]
@@ -232,23 +237,28 @@ def measure(engine: str, messages: int, batch: int, *, compiled: bool = False) -
     return Rate(**json.loads(found.stdout.splitlines()[-1]))
 
 
-def _roots(directory: Path, *, compiled: bool) -> list[str]:
-    """Return the import path of pairbus, for this process and those that Spark starts."""
-    if not compiled:
-        return [str(HERE / "src"), str(HERE)]
-    overlay = directory / "compiled" / "pairbus"
-    overlay.mkdir(parents=True)
-    for entry in (HERE / "src" / "pairbus").iterdir():
-        source = COMPILED / "pairbus" / "wire" if entry.name == "wire" else entry
-        (overlay / entry.name).symlink_to(source)
-    return [str(overlay.parent), str(HERE), str(COMPILED)]
-
-
 def _shovel(messages: int, *, over_tcp: bool) -> Rate | None:
     if missing():
         return None
     result = measure_shovel(messages, QUEUES, DESTINATIONS, len(BODY), over_tcp=over_tcp)
     return Rate(result.per_s, {"node": result.cpu_us})
+
+
+def _movers(messages: int, batch: int, *, spark: bool) -> dict[str, Callable[[], Rate | None]]:
+    """Return what is measured, by name."""
+    movers: dict[str, Callable[[], Rate | None]] = {
+        "in the process": lambda: measure("in-process", messages, batch),
+        "in the process, compiled": lambda: measure("in-process", messages, batch, compiled=True),
+        "RabbitMQ's shovel": lambda: _shovel(messages, over_tcp=False),
+        _OVER_TCP: lambda: _shovel(messages, over_tcp=True),
+    }
+    if spark:
+        movers[f"Spark, {_MASTER}"] = lambda: measure("spark", messages, batch)
+        movers[f"Spark, {_MASTER}, compiled"] = lambda: measure("spark", messages, batch, compiled=True)
+    if not (COMPILED / ".ready").exists():
+        print("  pairbus is not compiled (make compiled): no figures with it")
+        movers = {name: move for name, move in movers.items() if not name.endswith("compiled")}
+    return movers
 
 
 def report(extent: Extent = FULL) -> None:
@@ -259,31 +269,25 @@ def report(extent: Extent = FULL) -> None:
     )
     if reason := missing():
         print(f"  without RabbitMQ's shovel: {reason}")
-    movers: dict[str, Callable[[], Rate | None]] = {
-        f"Spark, {_MASTER}": lambda: measure("spark", messages, batch),
-        f"Spark, {_MASTER}, wire compiled": lambda: measure("spark", messages, batch, compiled=True),
-        "in the process": lambda: measure("in-process", messages // _BATCHES, batch),
-        "RabbitMQ's shovel": lambda: _shovel(messages, over_tcp=False),
-        "RabbitMQ's shovel, over TCP": lambda: _shovel(messages, over_tcp=True),
-    }
+    movers = _movers(messages, batch, spark=extent.spark)
     found: dict[str, list[Rate]] = {name: [] for name in movers}
     for _ in range(extent.rounds):
         for name, move in movers.items():
             rate = move()
             if rate is not None:
                 found[name].append(rate)
-    peer = found["RabbitMQ's shovel"]
+    peer = found[_OVER_TCP]
     for name, rates in found.items():
         if rates:
             middle = _median(rates).per_s
-            beside = f"  {middle / _median(peer).per_s:5.2f} of the shovel" if peer else ""
+            beside = f"  {middle / _median(peer).per_s:5.2f} of the shovel over TCP" if peer else ""
             least, most = min(rate.per_s for rate in rates), max(rate.per_s for rate in rates)
             print(f"  {name:<32} {middle:8,.0f}  ({least:,.0f} to {most:,.0f}){beside}")
     print("Microseconds of the processors that each message took, in the round of that rate")
     for name, rates in found.items():
         if rates:
             print(f"  {name:<32} {_median(rates).parts}")
-    if extent.tenfold:
+    if extent.spark and extent.tenfold:
         large = measure("spark", extent.tenfold * messages, batch).per_s
         small = _median(found[f"Spark, {_MASTER}"]).per_s
         print(f"Spark with {extent.tenfold} times the backlog: {large:,.0f}, which is {large / small:.2f} of the above")
@@ -298,6 +302,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="measure less")
     parser.add_argument("--messages", type=int, help="how many messages the backlog has")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--in-process", action="store_true", help="leave Spark out")
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--move", choices=ENGINES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -310,6 +315,7 @@ def main() -> None:
             messages=arguments.messages or extent.messages,
             rounds=arguments.rounds or extent.rounds,
             tenfold=extent.tenfold,
+            spark=not arguments.in_process,
         )
     )
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.brokers.load import BATCH, BODY, WINDOW, batches_of, in_tasks
+from benchmarks.brokers.load import BATCH, WINDOW, batches_of, in_tasks
 from tests.client.rabbitmq_server import free_port
 
 _SUBJECT: Final = "orders.new"
@@ -36,14 +36,14 @@ def missing() -> str | None:
 
 
 @contextmanager
-def jetstream_server(directory: Path) -> Iterator[int]:
-    """A server with JetStream on a free port, which is what this yields."""
+def jetstream_server(directory: Path) -> Iterator[tuple[int, int]]:
+    """Start a server with JetStream on a free port; yield the port and the process id."""
     port = free_port()
     command = ["nats-server", "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(directory)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _wait_for(process, port)
-        yield port
+        yield port, process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(_TIMEOUT_S)
@@ -62,6 +62,11 @@ def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
             return
 
 
+def make_client(address: str) -> NatsPy:
+    """Return a client for a port of this machine."""
+    return NatsPy(int(address))
+
+
 class NatsPy:
     """A connection. Acknowledgements of received messages are not confirmed: a last question waits for them all."""
 
@@ -70,6 +75,7 @@ class NatsPy:
         self._api: Any = importlib.import_module("nats.js.api")
         self._port = port
         self._messages: list[dict[str, str]] = []
+        self._body = b""
 
     async def open(self) -> None:
         self._connection = await self._nats.connect(f"nats://127.0.0.1:{self._port}", allow_reconnect=False)
@@ -87,10 +93,14 @@ class NatsPy:
     async def close(self) -> None:
         await self._connection.close()
 
-    async def prepare(self, count: int) -> None:
+    async def prepare(self, count: int, body: bytes) -> None:
+        self._body = body
         self._messages = [
             {"id": f"message-{number:08}", "kind": "order", "number": str(number)} for number in range(count)
         ]
+
+    async def send_one(self, number: int) -> None:
+        await self._publish(self._messages[number])
 
     async def send_each(self) -> None:
         await in_tasks(WINDOW, self._messages, self._publish)
@@ -108,7 +118,7 @@ class NatsPy:
         await self._fetch(count, BATCH)
 
     async def _publish(self, headers: dict[str, str]) -> None:
-        await self._stream.publish(_SUBJECT, BODY, headers=headers)
+        await self._stream.publish(_SUBJECT, self._body, headers=headers)
 
     async def _fetch(self, count: int, together: int) -> None:
         received = 0

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from benchmarks.brokers.load import BATCH, BODY, WINDOW, batches_of, in_tasks
+from benchmarks.brokers.load import BATCH, WINDOW, batches_of, in_tasks
 from tests.client import rabbitmq_server
 from tests.client.rabbitmq_server import PASSWORD, USER
 
@@ -17,6 +17,11 @@ def missing() -> str | None:
     if importlib.util.find_spec("aio_pika") is None:
         return "aio-pika is not installed"
     return rabbitmq_server.missing()
+
+
+def make_client(address: str) -> AioPika:
+    """Return a client for a port of this machine."""
+    return AioPika(int(address))
 
 
 class AioPika:
@@ -37,16 +42,19 @@ class AioPika:
     async def close(self) -> None:
         await self._connection.close()
 
-    async def prepare(self, count: int) -> None:
+    async def prepare(self, count: int, body: bytes) -> None:
         self._messages = [
             self._pika.Message(
-                BODY,
+                body,
                 message_id=f"message-{number:08}",
                 headers={"kind": "order", "number": number},
                 delivery_mode=self._pika.DeliveryMode.PERSISTENT,
             )
             for number in range(count)
         ]
+
+    async def send_one(self, number: int) -> None:
+        await self._publish(self._messages[number])
 
     async def send_each(self) -> None:
         await in_tasks(WINDOW, self._messages, self._publish)

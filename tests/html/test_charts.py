@@ -10,7 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairbus.html import COMPACT, WIDE, Chart, ChartLayout, ChartSeries, bar_chart, environment, line_chart
+from pairbus.html import (
+    BAR_TABLE,
+    COMPACT,
+    WIDE,
+    BarGroup,
+    BarRow,
+    Chart,
+    ChartLayout,
+    ChartSeries,
+    bar_chart,
+    bar_table,
+    environment,
+    line_chart,
+)
 
 LAYOUTS = st.sampled_from([COMPACT, WIDE])
 VALUES = st.lists(st.floats(0, 1e9), max_size=50)
@@ -51,6 +64,45 @@ def test_bars_stay_inside_the_chart(values: list[float], layout: ChartLayout) ->
         x, y, width, height = (float(bar.get(name, "")) for name in ("x", "y", "width", "height"))
         assert is_inside(layout, x, y)
         assert is_inside(layout, x + width, y + height)
+
+
+@given(st.lists(st.lists(st.floats(0, 1e9) | st.none(), min_size=3, max_size=3), max_size=5), st.integers(0, 3))
+def test_bars_of_a_table_stay_in_their_columns(rows: list[list[float | None]], count: int) -> None:
+    group = BarGroup(
+        name="<group>",
+        rows=[
+            BarRow(name="<row>", values=[None if value is None else (value, "<text>") for value in row]) for row in rows
+        ],
+    )
+    chart = bar_table("bars", "<Bars>", "", ["<column>"] * 3, [group] * count)
+    drawn = svg(chart)
+    bars = [*ET.fromstring(drawn).iter("rect")]  # noqa: S314
+    assert len(bars) == count * sum(value is not None for row in rows for value in row)
+    column = (BAR_TABLE.width - BAR_TABLE.left - BAR_TABLE.right) / 3
+    for bar in bars:
+        x, y, width, height = (float(bar.get(name, "")) for name in ("x", "y", "width", "height"))
+        assert (x - BAR_TABLE.left) % column == pytest.approx(0, abs=0.2) or (
+            x - BAR_TABLE.left
+        ) % column > column - 0.2
+        assert width <= column - 80
+        assert is_inside(chart.layout, x + width, y + height)
+    assert not re.search("<(row|text|column|group)>", drawn)
+
+
+def test_longest_bar_of_each_column_has_the_full_width() -> None:
+    rows = [BarRow(name="a", values=[(1, "1"), (50, "50")]), BarRow(name="b", values=[(4, "4"), (5, "5")])]
+    chart = bar_table("bars", "Bars", "", ["one", "two"], [BarGroup(name="group", rows=rows)])
+    widths = [float(bar.width) for bar in chart.bars]
+    assert widths[1] == widths[2] == 4 * widths[0] == 10 * widths[3] > 0
+
+
+def test_file_contains_its_style() -> None:
+    chart = bar_table("bars", "Bars", "", ["one"], [])
+    template = environment("pairbus.html").get_template("charts.html")
+    drawn = ET.fromstring(str(template.module.svg(chart, is_file=True)))  # type: ignore[attr-defined]  # noqa: S314
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "prefers-color-scheme: dark" in "".join(drawn.itertext())
+    assert "style" not in svg(chart)
 
 
 @pytest.mark.parametrize(

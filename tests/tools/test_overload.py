@@ -22,7 +22,7 @@ def figures(overload: int, memory_mb: int, latency_ms: float, failed: int = 0, l
     ]
     resources = Resources.__new__(Resources)
     resources.most_bytes = {"peak": 100 << 20, "overload": (100 + memory_mb) << 20}
-    return Figures({phase.name: phase for phase in phases}, resources, left)
+    return Figures({phase.name: phase for phase in phases}, resources, left, drained_s=0.0)
 
 
 def test_missed_goals_are_named() -> None:

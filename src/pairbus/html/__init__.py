@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from pairbus.html.charts import COMPACT, WIDE, Chart, ChartLayout, ChartSeries, bar_chart, line_chart
+from pairbus.html.charts import (
+    BAR_TABLE,
+    COMPACT,
+    WIDE,
+    BarGroup,
+    BarRow,
+    Chart,
+    ChartLayout,
+    ChartSeries,
+    bar_chart,
+    bar_table,
+    line_chart,
+)
 from pairbus.html.environment import breakable, compile_templates, environment, stylesheet
 
 __all__ = [
+    "BAR_TABLE",
     "COMPACT",
     "WIDE",
+    "BarGroup",
+    "BarRow",
     "Chart",
     "ChartLayout",
     "ChartSeries",
     "bar_chart",
+    "bar_table",
     "breakable",
     "compile_templates",
     "environment",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 _ROUND: Final = (1, 2, 2.5, 5, 10)
@@ -42,6 +42,12 @@ WIDE: Final = ChartLayout(
 """One of these fills the width of a page."""
 
 
+BAR_TABLE: Final = ChartLayout(
+    name="bar-table", width=900, height=0, left=196, right=4, top=34, bottom=12, intervals=0, line_height=18
+)
+"""Bars that lie in rows, in the columns of a table. The height is that of its rows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartSeries:
     """A line of a chart: its name, and a value for each position."""
@@ -66,6 +72,7 @@ class _Bar:
     y: str
     width: str
     height: str
+    is_faint: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +81,7 @@ class _Label:
     y: str
     anchor: str
     text: str
+    is_heading: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +161,86 @@ def bar_chart(
             for left, value in zip(lefts, values, strict=True)
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarRow:
+    """A row of a table of bars."""
+
+    name: str
+    values: Sequence[tuple[float, str] | None]
+    """In each column the length of the bar, and the text at its end; ``None`` if there is no value."""
+
+    is_faint: bool = False
+    """True for a row that is there for comparison."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarGroup:
+    """Rows that are compared with each other. The longest bar of a column has its full width."""
+
+    name: str
+    rows: Sequence[BarRow]
+
+
+_HEADING_HEIGHT: Final = 30
+_BAR_HEIGHT: Final = 12
+_BAR_TEXT_WIDTH: Final = 92
+"""The space for the text at the end of the longest bar."""
+
+
+def bar_table(
+    chart_id: str,
+    title: str,
+    description: str,
+    columns: Sequence[str],
+    groups: Sequence[BarGroup],
+    note: str = "",
+    layout: ChartLayout = BAR_TABLE,
+) -> Chart:
+    """Return a table of horizontal bars with their values, so that it needs no axis and no legend.
+
+    A note is below the last row.
+    """
+    width = (layout.width - layout.left - layout.right) / max(1, len(columns))
+    lefts = [layout.left + number * width for number in range(len(columns))]
+    labels = [
+        _Label(x=f"{left:.1f}", y=f"{layout.top - 12}", anchor="start", text=name, is_heading=True)
+        for left, name in zip(lefts, columns, strict=True)
+    ]
+    bars: list[_Bar] = []
+    y = layout.top
+    for group in groups:
+        labels.append(_Label(x="8", y=f"{y + 20}", anchor="start", text=group.name, is_heading=True))
+        y += _HEADING_HEIGHT
+        tops = [max(_lengths(group, column), default=0.0) for column in range(len(columns))]
+        for row in group.rows:
+            text_y = f"{y + _BAR_HEIGHT - 1}"
+            labels.append(_Label(x=f"{layout.left - 8}", y=text_y, anchor="end", text=row.name))
+            for left, top, found in zip(lefts, tops, row.values, strict=True):
+                length = (width - _BAR_TEXT_WIDTH) * found[0] / top if found and top else 0.0
+                text = found[1] if found else "none"
+                labels.append(_Label(x=f"{left + length + 6:.1f}", y=text_y, anchor="start", text=text))
+                if found:
+                    bar = _Bar(x=f"{left:.1f}", y=f"{y}", width=f"{length:.1f}", height=f"{_BAR_HEIGHT}")
+                    bars.append(replace(bar, is_faint=row.is_faint))
+            y += layout.line_height
+    if note:
+        y += layout.line_height
+        labels.append(_Label(x="8", y=f"{y}", anchor="start", text=note))
+    return Chart(
+        id=chart_id,
+        title=title,
+        description=description,
+        layout=replace(layout, height=y + layout.bottom),
+        grid=(),
+        labels=tuple(labels),
+        bars=tuple(bars),
+    )
+
+
+def _lengths(group: BarGroup, column: int) -> Iterator[float]:
+    return (found[0] for row in group.rows if (found := row.values[column]))
 
 
 def _line(layout: ChartLayout, top: float, positions: Sequence[float], series: ChartSeries) -> _Line:
