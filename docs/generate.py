@@ -9,6 +9,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
@@ -817,6 +818,7 @@ COLUMNS = {
     "application_properties": "read [as text](#application-properties-as-text)",
     "payload": "the encoded AMQP message, with all types; sent unchanged, instead of a body and properties",
     "lock_token": "lock token, in consuming streams",
+    "headers": "the application properties with their types; also with the option `includeHeaders`",
 }
 
 
@@ -1189,6 +1191,19 @@ PAGES: dict[Path, Callable[[], str]] = {
     **{page: partial(with_blocks, page, blocks) for page, blocks in BLOCKS.items()},
 }
 
+
+def main() -> int:
+    """Write all pages; with ``--check``, only name those that would change, and return 1 if there are any."""
+    made = {path: make() for path, make in PAGES.items()}
+    stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    if "--check" in sys.argv:
+        for path in stale:
+            print(f"stale: {path.relative_to(DOCS.parent)}; run: python docs/generate.py")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(made[path], encoding="utf-8")
+    return 0
+
+
 if __name__ == "__main__":
-    for path, make in PAGES.items():
-        path.write_text(make(), encoding="utf-8")
+    sys.exit(main())

@@ -17,15 +17,17 @@ from typing import Any, Final
 
 import pytest
 
-from benchmarks import hostile, hostile_peers
+from benchmarks import comparison, hostile, hostile_peers
+from benchmarks.brokers import azure, load
+from benchmarks.figures import MAX_OTHERS_SHARE
 from pairbus import MessagingFactorySettings, RetryPolicy, SendAvailabilityPairedNamespaceOptions, TokenProvider
 from pairbus.broker import STANDARD, Namespace, QueueDescription, router, rules
 from pairbus.broker import queue as broker_queue
 from pairbus.broker.sql import evaluation, operators
 from pairbus.cli import arguments, drill, serve
 from pairbus.cli.demo import outage
+from pairbus.client import encoding as client_encoding
 from pairbus.client import endpoint
-from pairbus.client import message as client_message
 from pairbus.client.amqp import authorization, sending_link
 from pairbus.client.management import http as client_http
 from pairbus.client.receiver import MessageReceiver
@@ -167,9 +169,15 @@ FIGURES: Final[dict[str, Figures]] = {
         ("Once {} it also peeks at each queue", span(IDLE_POLLS_PER_PEEK * SYPHON.long_poll)),
     ],
     "docs/explanation/performance.md": [
-        ("at most {} messages are delivered in one pass", count(dispatcher._AT_ONCE)),
+        ("Deliveries have {} of a pass", {f"{turns._DELIVERY_S * 1_000:g} ms"}),
+        ("since the last one, up to {}", {f"{turns._LONGEST_DELIVERY_S * 1_000:g} ms"}),
         ("is sent together, and every {} immediately", size(sending_link._FLUSH_BYTES)),
         ("fails after the attempt timeout of {}", span(PAIR["attempt_timeout"])),
+        ("took more than {} of the processors", {f"{MAX_OTHERS_SHARE:.0%}"}),
+        ("the Azure SDK with asyncio, {} connections", count(azure.CONNECTIONS)),
+        ("for {} more rounds at most", count(comparison.Options().repeats)),
+        ("is the median of {} rounds", count(comparison.Options().rounds)),
+        ("Throughput: {} messages are in flight", count(load.WINDOW)),
     ],
     "docs/explanation/threat-model.md": [
         ("sessions of an unproven connection | {} |", count(services.BOUNDS.sessions)),
@@ -381,7 +389,7 @@ FIGURES: Final[dict[str, Figures]] = {
     ],
     "docs/reference/client.md": [
         ("[{} in the standard tier]", size(STANDARD.message_bytes)),
-        ("`partition_key` | {} characters", count(client_message._LONGEST_ID)),
+        ("`partition_key` | {} characters", count(client_encoding.LONGEST_ID)),
         ("an answer over HTTP | {} |", size(client_http.MAX_RESPONSE_BYTES)),
         ("of `receive` and `peek` | {} |", count(default(MessageReceiver.receive, "max_message_count"))),
         ("of `TokenProvider.from_key` | {} |", span(default(TokenProvider.from_key, "time_to_live"))),

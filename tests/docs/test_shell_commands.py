@@ -152,13 +152,16 @@ def ledgers(tmp_path: Path) -> Path:
     for message in list(model.backlog.waiting):
         model.syphon(message)
     model.receive_all()
+    model.clock.tick(86_400_000)  # a page reconciles the day after, too
+    model.send("orders", "the next day")
+    model.receive_all()
     model.primary.write(tmp_path / "contoso-ledger")
     model.secondary.write(tmp_path / "fabrikam-ledger")
     write(
         tmp_path / "contoso-ledger",
-        [operation("2026-11-16T08:30:00"), operation("2026-11-16T08:30:40", stage="syphon")],
+        [operation("2026-03-01T12:00:00"), operation("2026-03-01T12:00:40", stage="syphon")],
     )
-    write(tmp_path / "fabrikam-ledger", [operation("2026-11-16T08:30:20", namespace="fabrikam", stage="backlog")])
+    write(tmp_path / "fabrikam-ledger", [operation("2026-03-01T12:00:20", namespace="fabrikam", stage="backlog")])
     return tmp_path
 
 

@@ -81,6 +81,25 @@ async def set_status(primary: str, path: str, status: EntityStatus) -> None:
         await manager.update_queue(replace(await manager.get_queue(path), status=status))
 
 
+_QUERY: Final = """
+import sys
+from pyspark.sql import SparkSession
+from pairbus.spark.errors import show_reasons_last
+show_reasons_last()
+spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+spark.read.format("pairbus").option("connection", "env:PAIRBUS_PRIMARY").load("nothing").collect()
+"""
+
+
+def assert_error_is_the_last_line(address: str, environment: dict[str, str]) -> None:
+    """Run a query on an entity that does not exist; the data source is not registered."""
+    command = [sys.executable, "-c", _QUERY, address]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert found.returncode == 1
+    assert found.stderr.splitlines()[-1].startswith("pairbus: The messaging entity 'nothing' could not be found.")
+    assert "pairbus/spark" not in found.stderr, "there is no traceback of the data source"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_d2_syphon_over_spark_connect_delivers_parked_messages_in_the_next_run(tmp_path: Path) -> None:
@@ -103,6 +122,7 @@ def test_d2_syphon_over_spark_connect_delivers_parked_messages_in_the_next_run(t
         sent_messages, down = asyncio.run(prepare())
         environment = spark_environment(strings)
         with connect_server(environment, tmp_path / "spark.log") as address:
+            assert_error_is_the_last_line(address, environment)
             code, reported = syphon_once(address, environment)
             batches = [line for line in reported if line["event"] == "batch"]
             assert (sum(int(str(line["delivered"])) for line in batches), code) == (100, 3)

@@ -26,9 +26,10 @@ NOWHERE: Final = (
 """Worlds in virtual time have a separate factory."""
 
 
-def options(*entities: str, **given: Any) -> SourceOptions:
+def options(*entities: str, is_stream: bool = True, **given: Any) -> SourceOptions:
     named = {"connection": NOWHERE, "entities": ",".join(entities or (ORDERS,))}
-    return SourceOptions.from_options({**named, **{name: str(value) for name, value in given.items()}})
+    texts = {name: str(value) for name, value in given.items()}
+    return SourceOptions.from_options({**named, **texts}, is_stream=is_stream)
 
 
 def numbered(numbers: Iterable[int]) -> list[str]:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThan
 
 from pairbus.client.errors import EntityNotFoundError
 from pairbus.client.factory import MessagingFactory
@@ -16,6 +17,7 @@ from pairbus.client.message import BrokeredMessage
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.spark.browsing import Browsing
+from pairbus.spark.errors import MessagesGoneError
 from pairbus.spark.offset import BrowseOffset, SingleNumberOffset, read_browse_offset
 from pairbus.spark.sequences import partition_of, start_of
 from tests.faults.fault import Fault, Kind, Way
@@ -52,7 +54,7 @@ async def browsing(world: World, *entities: str, **given: Any) -> AsyncIterator[
 
 async def table(world: World, *entities: str, **given: Any) -> list[str]:
     """Return the rows of ``spark.read``."""
-    browser = Browser(world.factory(), *entities, **given)
+    browser = Browser(world.factory(), *entities, is_stream=False, **given)
     try:
         parts = await browser.browsing.everything()
         return [message.text() for one in parts for message in await read(browser.factory, one)]
@@ -551,3 +553,145 @@ def _count_peeks(browser: Browser) -> list[int]:
     for receiver in browser.browsing._receivers.values():
         watch(receiver)
     return peeks
+
+
+# Bounds, sizes, and messages that are gone.
+
+
+@pytest.mark.parametrize(
+    ("ending", "seen"),
+    [
+        ("latest", range(10)),
+        ('{"orders": 4}', range(3)),
+        ('{"Orders": "latest"}', range(10)),
+        ('{"orders": 0}', range(0)),
+        ('{"orders": 100}', range(10)),
+    ],
+)
+def test_d1_table_ends_before_ending_offset(ending: str, seen: range) -> None:
+    async def scenario(world: World) -> None:
+        await Others(world).send(numbered(range(10)))
+        assert await table(world, endingOffsets=ending) == numbered(seen)
+
+    run(scenario)
+
+
+def test_d1_table_of_a_partitioned_queue_ends_before_the_number_of_its_partition() -> None:
+    async def scenario(world: World) -> None:
+        queue = Partitioned(world)
+        sent = await queue.send()
+        highest = max(await queue.others.numbers())
+        receiver = await queue.others.receiver()
+        [last] = await receiver.peek(1, highest)
+        ending = f'{{"orders": {highest}}}'
+        assert each_once(await table(world, endingOffsets=ending)) == sent - {last.text()}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_partitioned", [False, True])
+def test_d1_bounds_by_time(is_partitioned: bool) -> None:
+    async def scenario(world: World) -> None:
+        queue = Partitioned(world)
+        if not is_partitioned:
+            queue.others.make_anew()
+        rounds: list[set[str]] = []
+        times: list[str] = []
+        for _ in range(3):
+            times.append(datetime.fromtimestamp(world.wall_s(), UTC).isoformat())
+            await asyncio.sleep(60)
+            await schedule(queue.others, f"scheduled {len(rounds)}", 3_600)  # it is no message of this time
+            rounds.append(await queue.send())
+            await asyncio.sleep(60)
+        scheduled = {f"scheduled {number}" for number in range(3)}
+        for index, time in enumerate(times):
+            later = set().union(*rounds[index:])
+            async with browsing(world, startingTimestamp=time) as browser:
+                assert each_once(await browser.batch(1_000)) == later
+            found = each_once(await table(world, startingTimestamp=time))
+            assert found - scheduled == later
+            earlier = each_once(await table(world, endingOffsetsByTimestamp=f'{{"orders": "{time}"}}'))
+            assert earlier - scheduled == set().union(*rounds[:index])
+        between = await table(world, startingOffsetsByTimestamp=f'{{"orders": "{times[1]}"}}', endingTimestamp=times[2])
+        assert each_once(between) - scheduled == rounds[1]
+
+    run(scenario)
+
+
+def test_d1_many_entities_are_read_in_order() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        paths = [f"orders-{number:03}" for number in range(60)]
+        for path in paths:
+            world.namespace.create_queue(path)
+            await others.send([f"{path} {number}" for number in range(2)], path)
+        expected = [f"{path} {number}" for path in paths for number in range(2)]
+        assert await table(world, *paths) == expected
+        async with browsing(world, *paths) as browser:
+            assert await browser.batch() == expected
+        world.namespace.delete(paths[30])
+        with pytest.raises(EntityNotFoundError, match=paths[30]):
+            await table(world, *paths)
+
+    run(scenario)
+
+
+def test_d1_size_of_a_batch_is_limited_by_an_estimate() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        bodies = [f"{number}".rjust(1_000) for number in range(100)]
+        await others.send(bodies)
+        async with browsing(world, maxBytesPerTrigger=20_000) as browser:
+            batches: list[list[str]] = []
+            while found := await browser.batch():
+                batches.append(found)
+        assert [row for rows in batches for row in rows] == bodies
+        assert all(10 <= len(rows) <= 20 for rows in batches[:-1])
+
+    run(scenario)
+
+
+def test_e4_gone_messages_fail_a_query_that_asks_for_it() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(10)))
+        async with browsing(world, failOnDataLoss="true") as browser:
+            end = await browser.browsing.plan(browser.offset, 10)
+            parts = browser.browsing.partitions(browser.offset, end)
+            await take(others, 1, 2)
+            with pytest.raises(MessagesGoneError, match=r"a message of 'orders' is gone, .* sequence number 1: "):
+                await read(browser.factory, parts[0])
+        with pytest.raises(MessagesGoneError, match=r"2 messages of 'orders' are gone, .* sequence number 1: "):
+            await table(world, failOnDataLoss="true", startingOffsets='{"orders": 1}')
+        assert await table(world, startingOffsets='{"orders": 1}') == numbered(range(2, 10))
+        assert await table(world, failOnDataLoss="true", startingOffsets='{"orders": 3}') == numbered(range(2, 10))
+        assert await table(world, failOnDataLoss="true", startingOffsets='{"orders": 11}') == []
+
+    run(scenario)
+
+
+def test_d1_filters_leave_out_entities_and_numbers() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        world.namespace.create_queue("second")
+        await others.send(numbered(range(10)))
+        await others.send(numbered(range(10)), "second")
+        browser = Browser(world.factory(), ORDERS, "second")
+        conditions = [EqualTo(("entity",), "second"), GreaterThan(("sequence_number",), 7)]
+        parts = await browser.browsing.everything(conditions)
+        assert [(part.entity, [*part.portion.numbers]) for part in parts] == [("second", [8, 9, 10])]
+        await browser.browsing.close()
+
+    run(scenario)
+
+
+def test_c19_messages_after_the_last_batch_are_counted() -> None:
+    async def scenario(world: World) -> None:
+        await Others(world).send(numbered(range(25)))
+        async with browsing(world, maxMessagesPerTrigger=10) as browser:
+            behind: list[int] = []
+            while await browser.batch():
+                behind.append(browser.browsing.behind)
+            assert behind == [15, 5, 0]
+
+    run(scenario)

@@ -14,6 +14,7 @@ from pairbus.client.errors import EntityDisabledError, EntityNotFoundError, Mess
 from pairbus.client.message import BrokeredMessage
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
+from pairbus.spark.errors import MessagesGoneError
 from pairbus.spark.offset import ConsumeOffset
 from tests.faults.fault import Fault, Kind, Outage, Schedule, Way
 from tests.faults.world import ORDERS, VISITS, World, run
@@ -1053,5 +1054,60 @@ def test_c15_unsettled_messages_of_a_slow_sink_stay_locked() -> None:
             await asyncio.sleep(300)
             assert await driver.plan() == []  # unsettled messages were not delivered again
             assert len(await others.look()) == 100 - len(settled)
+
+    run(scenario)
+
+
+# Sizes, and messages that are gone.
+
+
+def test_d1_size_of_a_batch_is_limited() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        world.namespace.create_queue("second")
+        small = [f"{number:02}".ljust(900) for number in range(20)]
+        await others.send(small)
+        await others.send(["x" * 20_000, "y" * 20_000], "second")
+        async with driving(world, ORDERS, "second", maxBytesPerTrigger=10_000, longPoll="1s") as driver:
+            rows: list[str] = []
+            while len(rows) < 22:
+                found = await driver.batch()
+                assert sum(map(len, found)) <= 10_000 + 20_000, "one message of each entity at least"
+                assert sum(len(row) for row in found if len(row) < 1_000) <= 10_000
+                rows += found
+            assert [row for row in rows if len(row) < 1_000] == small
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_e4_gone_messages_fail_a_stream_that_asks_for_it(fails: bool) -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(5)))
+        async with driving(world, failOnDataLoss=fails) as driver:
+            parts = await driver.plan()
+            tokens = [token for one in parts for token in one.tokens.values()]
+            settler = await others.receiver()
+            await settler.complete([ReceivedMessage(b"", lock_token=token) for token in tokens[:2]])
+            if fails:
+                with pytest.raises(MessagesGoneError, match=r"2 messages of 'orders' are gone, the first .* 1: "):
+                    await driver.read(parts)
+            else:
+                assert await driver.read(parts) == numbered(range(2, 5))
+
+    run(scenario)
+
+
+def test_c19_locked_messages_and_the_age_of_the_oldest_are_reported() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(10)))
+        async with driving(world, maxMessagesPerTrigger=4) as driver:
+            await driver.batch()
+            await asyncio.sleep(1)
+            found = driver.consumption.locks()
+            assert found["locked"] == 8
+            assert found["oldest_age_s"] >= 0
 
     run(scenario)

@@ -7,7 +7,7 @@ import re
 import traceback
 from contextlib import suppress
 from dataclasses import fields
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -370,6 +370,76 @@ def test_any_options_are_parsed_or_rejected(said: dict[str, str], is_stream: boo
             assert SourceOptions.from_options(options, is_stream=is_stream).entities
         with suppress(SparkOptionError):
             assert SinkOptions.from_options(options).batch_size
+
+
+# Options of a connector.
+
+
+def read_options(**options: str) -> SourceOptions:
+    return SourceOptions.from_options({**LEAST, **options}, is_stream=False)
+
+
+@pytest.mark.parametrize("text", ["1763265600000", "2025-11-16T04:00:00Z", "2025-11-16T05:00:00+01:00"])
+def test_d1_bounds_are_times(text: str) -> None:
+    at = datetime(2025, 11, 16, 4, tzinfo=UTC)
+    assert read_options(startingTimestamp=text).start_of("orders") == at
+    assert read_options(endingTimestamp=text).end_of("orders") == at
+    named = read_options(
+        entities="orders,mail", startingOffsetsByTimestamp=f'{{"Orders": "{text}"}}', startingOffsets='{"mail": 7}'
+    )
+    assert (named.start_of("orders"), named.start_of("mail")) == (at, 7)
+    assert read_options(endingOffsetsByTimestamp='{"orders": 1763265600000}').end_of("orders") == at
+
+
+def test_d1_bounds_of_entities_that_are_not_listed() -> None:
+    found = read_options(endingOffsets='{"orders": 7}')
+    assert (found.end_of("ORDERS"), found.end_of("mail")) == (7, Position.LATEST)
+    assert found.start_of("mail") is Position.EARLIEST
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"startingTimestamp": "yesterday"}, "'startingTimestamp' must be a time such as 2026-11-16T04:00:00Z, or"),
+        ({"startingTimestamp": "2026-11-16T04:00:00"}, "'startingTimestamp' must be a time such as"),
+        ({"endingTimestamp": "9" * 18}, "'endingTimestamp' must be a time such as"),
+        ({"startingOffsetsByTimestamp": "1"}, "startingOffsetsByTimestamp must be JSON such as"),
+        ({"endingOffsetsByTimestamp": '{"orders": true}'}, "of 'orders' must be a time such as .*, got True"),
+        ({"endingOffsets": "earliest"}, "endingOffsets must be latest, or JSON such as"),
+        ({"endingOffsets": '{"orders": -1}'}, "of 'orders' must be a sequence number >= 0, latest, got -1"),
+        ({"startingOffsets": "{}", "startingTimestamp": "1"}, "'startingOffsets' and 'startingTimestamp' exclude each"),
+        ({"endingOffsets": "{}", "endingTimestamp": "1"}, "'endingOffsets' and 'endingTimestamp' exclude each other"),
+        ({"sessions": "2"}, "'sessions' requires the mode 'consume'"),
+        ({"failOnDataLoss": "yes"}, "'failOnDataLoss' must be true or false, got 'yes'"),
+        ({"columns": " , "}, "'columns' must be names of columns"),
+        ({"minPartitions": "0"}, "'minPartitions' must be a number from 1"),
+        ({"maxBytesPerTrigger": "0"}, "'maxBytesPerTrigger' must be a number from 1"),
+        ({"operationTimeout": "0"}, "'operationTimeout' must be a number of seconds"),
+        ({"maxRetries": "-1"}, "'maxRetries' must be a number from 0"),
+    ],
+)
+def test_invalid_connector_option_is_rejected(options: dict[str, str], message: str) -> None:
+    with pytest.raises(SparkOptionError, match=message):
+        read_options(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"startingTimestamp": "1"}, "'startingTimestamp' requires the mode 'browse'"),
+        ({"mode": "browse", "endingTimestamp": "1"}, "'endingTimestamp' requires spark.read"),
+        ({"sessions": "2", "settle": "sink"}, "'sessions' requires settle=commit"),
+    ],
+)
+def test_option_of_another_kind_of_query_is_rejected(options: dict[str, str], message: str) -> None:
+    with pytest.raises(SparkOptionError, match=message):
+        source(**options)
+
+
+@pytest.mark.parametrize("name", ["startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "endingOffsets"])
+def test_bounds_of_entities_that_are_not_read_are_rejected(name: str) -> None:
+    with pytest.raises(SparkOptionError, match=f"{name} lists 'mail', which is not among the entities to read"):
+        read_options(**{name: '{"mail": 1}'}).check_entities(["orders"])
 
 
 # The tables

@@ -37,6 +37,7 @@ from pairbus.client.received_message import ReceivedMessage
 from pairbus.dialect.delivered import Stamp, stamp
 from pairbus.spark.errors import SchemaError
 from pairbus.spark.outgoing import MessageIds, OutgoingMessages, Scope
+from pairbus.spark.record_batches import RecordBatches
 from pairbus.spark.schema import EXTRA_SCHEMA, MESSAGE_SCHEMA, arrow_schema
 from pairbus.wire import Byte, Float, Int, Sections, Short, Timestamp
 from pairbus.wire.types import decimal128
@@ -325,3 +326,56 @@ def test_rows_before_an_invalid_row_are_converted() -> None:
     assert [next(messages)[0], next(messages)[0]] == ["orders", "orders"]
     with pytest.raises(InvalidMessageError, match="more digits than the 34 of a decimal128"):
         next(messages)
+
+
+# Headers.
+
+
+HEADERS_SCHEMA: Final = StructType([StructField("body", BinaryType()), EXTRA_SCHEMA["headers"]])
+
+
+def test_headers_are_written_with_their_types() -> None:
+    values = {
+        "text": "x",
+        "count": Int(3),
+        "total": 5,
+        "price": 2.5,
+        "paid": True,
+        "at": Timestamp(1_700_000_000_123),
+        "raw": b"\x00\xff",
+        "amount": decimal128(Decimal("12.50")),
+        "none": None,
+    }
+    sent = encode_brokered(BrokeredMessage("x", application_properties=values))
+    [read] = RecordBatches(HEADERS_SCHEMA).of("orders", [ReceivedMessage(sent)]).to_pylist()
+    [(_, again)] = made(HEADERS_SCHEMA, [read], "orders")
+    found = Sections(again).application_properties()
+    assert found == values
+    assert [type(value) for value in (found or {}).values()] == [type(value) for value in values.values()]
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ({"key": "n", "value": "x", "type": "int"}, "'x' is not a value of type int"),
+        ({"key": "n", "value": "300", "type": "byte"}, "300 does not fit byte"),
+        ({"key": "n", "value": "[]", "type": "list"}, "a value of type 'list' cannot be written; available: null, "),
+    ],
+)
+def test_invalid_header_is_rejected(header: dict[str, str], reason: str) -> None:
+    with pytest.raises(InvalidMessageError, match=reason):
+        made(HEADERS_SCHEMA, [{"body": b"", "headers": [header]}], "orders")
+
+
+def test_headers_take_precedence_over_the_map() -> None:
+    schema = StructType([*HEADERS_SCHEMA, MESSAGE_SCHEMA["application_properties"]])
+    row = {"body": b"", "application_properties": {"n": "1"}}
+    header = {"key": "n", "value": "1", "type": "long"}
+    for headers, expected in (([header], {"n": 1}), (None, {"n": "1"})):
+        [(_, payload)] = made(schema, [{**row, "headers": headers}], "orders")
+        assert Sections(payload).application_properties() == expected
+
+
+def test_headers_of_another_type_are_rejected() -> None:
+    with pytest.raises(SchemaError, match="the column 'headers' must have type array<struct<key"):
+        OutgoingMessages(columns(body=BinaryType(), headers=ArrayType(StringType())), "orders")

@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, EqualTo, GreaterThan, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -23,8 +23,10 @@ from pairbus.client.message import BrokeredMessage
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.spark.connections import ConnectionReference, factory_of, on_loop
 from pairbus.spark.data_source import PairbusDataSource
+from pairbus.spark.depths import Depths
 from pairbus.spark.errors import EntityPatternError, OffsetError, SchemaError, SparkOptionError
 from pairbus.spark.offset import ConsumeOffset
+from pairbus.spark.options import SourceOptions
 from pairbus.spark.reader import BrowsingStreamReader, ConsumingStreamReader
 from pairbus.spark.schema import MESSAGE_SCHEMA
 from pairbus.testing import RunningNamespace, running_namespace
@@ -491,6 +493,7 @@ def test_reader_is_pickled_without_its_source(namespace: RunningNamespace) -> No
 
 
 _HANG_UP = """
+from pairbus.spark.options import SourceOptions
 from pairbus.spark.reader import BrowsingStreamReader
 reader = BrowsingStreamReader(None, None)
 try:
@@ -512,3 +515,84 @@ def test_closed_connection_of_spark_prints_no_traceback(error: str, is_reported:
     assert done.returncode == 1
     assert ("Traceback" in done.stderr) == is_reported
     assert bool(done.stderr) == is_reported
+
+
+# Options of a connector.
+
+
+def test_d1_columns_are_those_of_the_options(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(3)))
+    given = {"connection": namespace.connection_string, "path": queue}
+    source = PairbusDataSource({**given, "columns": "body, entity", "includeHeaders": "TRUE"})
+    assert source.schema().names == ["body", "entity", "headers"]
+    reader = source.reader(source.schema())
+    assert bodies(batch for part in reader.partitions() for batch in reader.read(part)) == numbered(range(3))
+    with pytest.raises(SchemaError, match="messages have no column 'colour'; available: entity"):
+        PairbusDataSource({**given, "columns": "colour"}).schema()
+
+
+def test_d1_many_small_entities_share_tasks(namespace: RunningNamespace) -> None:
+    queues = [make_queue(namespace) for _ in range(40)]
+    for queue in queues:
+        send(namespace, queue, [queue])
+    source = PairbusDataSource({"connection": namespace.connection_string, "path": ",".join(queues)})
+    reader = pickled(source.reader(source.schema()))
+    parts = reader.partitions()
+    assert len(parts) == 16
+    assert bodies(batch for part in parts for batch in pickled(reader).read(pickled(part))) == sorted(queues)
+
+
+def test_d1_filters_are_taken_whether_spark_pushes_them_or_not(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(10)))
+    source = PairbusDataSource({"connection": namespace.connection_string, "path": queue})
+    reader = source.reader(source.schema())
+    # Spark compares the two to reject readers with filters while pushdown is disabled.
+    assert getattr(reader.pushFilters, "__func__", None) is DataSourceReader.pushFilters
+    taken, left = GreaterThan(("sequence_number",), 8), EqualTo(("body",), b"x")
+    assert [*reader.pushFilters([taken, left])] == [left]
+    assert bodies(batch for part in reader.partitions() for batch in pickled(reader).read(part)) == ["8", "9"]
+
+
+@pytest.mark.parametrize("mode", ["consume", "browse"])
+def test_c19_depth_is_reported_at_an_interval(namespace: RunningNamespace, mode: str) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(7)))
+    with Query(namespace, queue, mode=mode, metricsInterval="1h").begin() as query:
+        query.batch()
+        found = query.reader.reportLatestOffset() or {}
+        assert {name: found[name] for name in ("depth", "scheduled", "dead_lettered")} == {
+            "depth": 7,
+            "scheduled": 0,
+            "dead_lettered": 0,
+        }
+        send(namespace, queue, ["8"])
+        assert (query.reader.reportLatestOffset() or {})["depth"] == 7, "each read is billed"
+
+
+def test_c19_unreadable_depth_is_logged(namespace: RunningNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    missing = Depths(ConnectionReference.parse(namespace.connection_string), ["nothing"], timedelta(hours=1))
+    with caplog.at_level("INFO", logger="pairbus.spark"):
+        assert on_loop(missing.read) == {}
+    assert "depths not read" in caplog.text
+
+
+@pytest.mark.parametrize("sub_queue", ["$DeadLetterQueue", "$Transfer/$DeadLetterQueue"])
+def test_c19_depth_of_a_sub_queue(namespace: RunningNamespace, sub_queue: str) -> None:
+    topic = make_topic(namespace, "audit")
+    path = f"{topic}/Subscriptions/audit/{sub_queue}"
+    depths = Depths(ConnectionReference.parse(namespace.connection_string), [path], timedelta(hours=1))
+    assert on_loop(depths.read) == {"depth": 0, "scheduled": 0, "dead_lettered": 0}
+
+
+def test_timeout_and_retries_are_those_of_the_options(namespace: RunningNamespace) -> None:
+    given = {"connection": namespace.connection_string, "path": "orders"}
+    usual = SourceOptions.from_options(given).connection
+    options = SourceOptions.from_options({**given, "operationTimeout": "2.5", "maxRetries": "1"})
+    settings = factory_of(options.connection).settings
+    assert settings.operation_timeout == timedelta(seconds=2.5)
+    assert settings.retry_policy.maximum_retries == 1
+    assert factory_of(usual) is not factory_of(options.connection)
+    assert factory_of(usual).settings.operation_timeout == timedelta(minutes=1)
+    assert str(options.connection) == str(usual)

@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.datasource import EqualTo, IsNull, Not
 from pyspark.sql.types import StructType
 from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 
@@ -115,6 +116,12 @@ def test_d1_every_column_is_filled() -> None:
             ],
             "payload": payload,
             "lock_token": TOKEN,
+            "headers": [
+                {"key": "DeadLetterReason", "value": "why", "type": "string"},
+                {"key": "DeadLetterErrorDescription", "value": "because", "type": "string"},
+                {"key": "n", "value": "5", "type": "long"},
+                {"key": "no", "value": None, "type": "null"},
+            ],
         }
     ]
 
@@ -130,6 +137,7 @@ def test_d1_empty_message_has_nulls() -> None:
         "state": "active",
         "application_properties": [],
         "payload": b"\x00\x53\x75\xa0\x00",
+        "headers": [],
     }
 
 
@@ -345,3 +353,22 @@ def test_e3_no_bytes_stop_the_stream(garbage: bytes, index: int, change: int) ->
     odd, other, good = rows(garbage, bytes(changed), READABLE)
     assert (odd["payload"], other["payload"]) == (garbage, bytes(changed))
     assert good == row(READABLE)
+
+
+# Filters.
+
+
+def test_filters_select_rows_before_other_columns_are_decoded() -> None:
+    payloads = [
+        stamp(encode_brokered(BrokeredMessage(f"{number}", label="odd" if number % 2 else None)), STAMP)
+        for number in range(6)
+    ]
+    messages = [ReceivedMessage(payload) for payload in payloads]
+    schema = columns("label", "body")
+    for condition, expected in (
+        (EqualTo(("label",), "odd"), [b"1", b"3", b"5"]),
+        (IsNull(("label",)), [b"0", b"2", b"4"]),
+        (Not(EqualTo(("label",), "odd")), []),  # a comparison with null is not true
+    ):
+        batch = RecordBatches(schema, [condition]).of("orders", messages)
+        assert [row["body"] for row in batch.to_pylist()] == expected

@@ -133,3 +133,24 @@ def test_e3_any_text_is_parsed_or_rejected(text: str) -> None:
     except ValueError:
         return
     assert SequenceRanges.parse(str(found)) == found
+
+
+@given(st.sets(st.integers(10**6, 10**6 + 5_000), max_size=2_000))
+def test_d1_many_single_numbers_are_a_short_bitmap(numbers: set[int]) -> None:
+    found = SequenceRanges.of(numbers)
+    text = str(found)
+    assert SequenceRanges.parse(text) == found
+    assert len(text) <= max(100, 5_000 // 6 + 20)
+    assert len(text) <= len(",".join(f"{first}..{last}" for first, last in found.ranges)) + 8
+
+
+def test_distant_numbers_are_not_filled_up() -> None:
+    found = SequenceRanges.of(number * 2**40 for number in range(100))
+    assert len(str(found)) < 2_000
+    assert SequenceRanges.parse(str(found)) == found
+
+
+@pytest.mark.parametrize("text", ["1:", "1:*", "1:A", "1..2:AA", ":AA"])
+def test_invalid_bitmap_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match=r"sequence numbers|base64|padded"):
+        SequenceRanges.parse(text)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Protocol, TextIO, TypeAlias
 
 from pairbus.renamed import renamed
+from pairbus.spark.errors import reason_of as reason_of  # noqa: PLC0414 (the syphons import it from here)
 
 DONE: Final = 0
 """The job is complete, or was stopped by a signal."""
@@ -140,23 +141,6 @@ def reported_logs(reporter: ProgressReporter) -> Iterator[None]:
         root.removeHandler(handler)
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)
-
-
-_OURS: Final = re.compile(r"^\s*(?:[\w.]*: )?pairbus\.[\w.]*Error: (.+)$", re.MULTILINE)
-"""The last line of a Python traceback that ends with a pairbus error."""
-
-_LONGEST: Final = 500
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the text of the last pairbus error in an exception's text, or else its first line."""
-    try:
-        text = str(error).strip()
-    except Exception:  # noqa: BLE001 (some errors ask Java for their text, which may have exited)
-        return type(error).__name__
-    ours = _OURS.findall(text)
-    reason = ours[-1] if ours else text.partition("\n")[0]
-    return " ".join(reason.split())[:_LONGEST] or type(error).__name__
 
 
 if not TYPE_CHECKING:  # type checkers only see the new names

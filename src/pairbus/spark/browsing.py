@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
+
+from pyspark.sql.datasource import Filter
 
 from pairbus.backoff import Backoff
 from pairbus.client.factory import MessagingFactory
+from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
+from pairbus.spark.errors import MessagesGoneError
+from pairbus.spark.filters import numbers_of, selects_entity
+from pairbus.spark.gathering import of_each
 from pairbus.spark.offset import BrowseOffset, Portion, SingleNumberOffset
-from pairbus.spark.options import Position, SourceOptions
+from pairbus.spark.options import Bound, Position, SourceOptions
 from pairbus.spark.partition import MessagePartition, partitions
 from pairbus.spark.sequences import (
+    NO_NUMBERS,
     Range,
     SequenceMarks,
     SequenceRanges,
@@ -21,6 +30,7 @@ from pairbus.spark.sequences import (
     first_number,
     last_number,
     last_numbers,
+    last_numbers_before,
     partition_of,
     start_of,
 )
@@ -32,6 +42,19 @@ _MAX_WAIT_S: Final = 5.0
 """Maximum time for which planning waits for new messages."""
 
 _BACKOFF: Final = Backoff(0.2, _MAX_WAIT_S)
+
+
+@dataclass(slots=True)
+class _Sizes:
+    """The messages peeked while planning, from which the size of the others is estimated."""
+
+    messages: int = 0
+    size_bytes: int = 0
+
+    def note(self, message: ReceivedMessage) -> bool:
+        self.messages += 1
+        self.size_bytes += len(message.payload)
+        return True
 
 
 class Browsing:
@@ -46,11 +69,17 @@ class Browsing:
 
     def __init__(self, factory: MessagingFactory, entities: Iterable[str], options: SourceOptions) -> None:
         self._factory = factory
-        self._entities = tuple(entities)
+        self.entities = tuple(entities)
         self._options = options
         self._receivers: dict[str, MessageReceiver] = {}
         self._pause_s = _BACKOFF.first_s
         self._targets: dict[str, SequenceMarks] | None = None
+        self._firsts: dict[str, SequenceRanges] = {}
+        """The first unread message of each partition, which exists; by path in lower case."""
+
+        self._sizes = _Sizes()
+        self.behind = 0
+        """Number of messages after the last batch, or more: there may be gaps between their numbers."""
 
     async def _receiver(self, path: str) -> MessageReceiver:
         if path not in self._receivers:
@@ -61,16 +90,31 @@ class Browsing:
 
     async def beginning(self) -> BrowseOffset:
         """Return the offset at which a query without a checkpoint starts."""
-        return BrowseOffset(seen={path: await self._before(path) for path in self._entities})
+        return BrowseOffset(seen=await of_each(self.entities, self._before))
 
     async def _before(self, path: str) -> SequenceMarks:
-        start = self._options.starting_offsets.of(path)
-        if start is Position.EARLIEST:
-            return SequenceMarks()
-        if start is Position.LATEST:
-            return await last_numbers(await self._receiver(path))
-        first = int(start)
-        return SequenceMarks() if first == start_of(partition_of(first)) else SequenceMarks.of([first - 1])
+        start = self._options.start_of(path)
+        if isinstance(start, int) and self._options.fail_on_data_loss:
+            await self._expect_first(path, start)
+        return await self._marks_before(path, start)
+
+    async def _marks_before(self, path: str, bound: Bound) -> SequenceMarks:
+        """Return the marks of the messages before a position."""
+        match bound:
+            case Position.EARLIEST:
+                return SequenceMarks()
+            case Position.LATEST:
+                return await last_numbers(await self._receiver(path))
+            case datetime():
+                return await last_numbers_before(await self._receiver(path), bound)
+        return SequenceMarks() if bound == start_of(partition_of(bound)) else SequenceMarks.of([bound - 1])
+
+    async def _expect_first(self, path: str, number: int) -> None:
+        """Raise ``MessagesGoneError`` if messages are gone from a number on: those after it are still there."""
+        found = await first_number(await self._receiver(path), number)
+        least = max(number, start_of(partition_of(number)) + 1)
+        if found is not None and partition_of(found) == partition_of(number) and found > least:
+            raise MessagesGoneError(path, found - least, least)
 
     async def upgraded(self, offset: SingleNumberOffset) -> BrowseOffset:
         """Convert the offset of a checkpoint that an earlier version wrote."""
@@ -103,7 +147,10 @@ class Browsing:
 
     async def until_now(self) -> None:
         """Ignore messages that arrive from now on."""
-        self._targets = {path: await last_numbers(await self._receiver(path)) for path in self._entities}
+        self._targets = await of_each(self.entities, self._last_numbers)
+
+    async def _last_numbers(self, path: str) -> SequenceMarks:
+        return await last_numbers(await self._receiver(path))
 
     async def plan(self, start: BrowseOffset, limit: int | None) -> BrowseOffset:
         """Return the end of the next batch, or ``start`` if no new message arrives for a while."""
@@ -121,14 +168,28 @@ class Browsing:
             self._pause_s = _BACKOFF.after(self._pause_s)
 
     async def _next_ends(self, start: BrowseOffset, limit: int | None) -> dict[str, SequenceMarks]:
-        share = None if limit is None else max(1, limit // len(self._entities))
+        share = None if limit is None else max(1, limit // len(self.entities))
         seen = dict(start.seen)
         spelled = {path.lower(): path for path in seen}  # entity paths are case-insensitive
-        for path in self._entities:
-            known = spelled.get(path.lower(), path)
-            marks = seen.get(known, SequenceMarks())
-            seen[known] = marks.advanced(_ends(await self._unread(path, marks), share))
+
+        def marks_of(path: str) -> SequenceMarks:
+            return seen.get(spelled.get(path.lower(), path), SequenceMarks())
+
+        unread = await of_each(self.entities, lambda path: self._unread(path, marks_of(path)))
+        self.behind = 0
+        for path, ranges in unread.items():
+            seen[spelled.get(path.lower(), path)] = marks_of(path).advanced(_ends(ranges, self._affordable(share)))
+            self._firsts[path.lower()] = SequenceRanges.of(run.first for run in ranges)
+            self.behind += len(SequenceRanges(ranges)) - len(SequenceRanges(ranges) & marks_of(path).ranges)
         return seen
+
+    def _affordable(self, share: int | None) -> int | None:
+        """Return the limit of an entity, reduced to the number of messages that probably fit into its bytes."""
+        most_bytes = self._options.max_bytes_per_trigger
+        if most_bytes is None or not self._sizes.messages:
+            return share
+        fitting = max(1, most_bytes // len(self.entities) * self._sizes.messages // max(1, self._sizes.size_bytes))
+        return fitting if share is None else min(share, fitting)
 
     async def _unread(self, path: str, seen: SequenceMarks) -> list[Range]:
         """Return the unread numbers, one range for each partition that has any.
@@ -138,7 +199,7 @@ class Browsing:
         """
         receiver = await self._receiver(path)
         found: list[Range] = []
-        first = await first_number(receiver, seen.end(0) + 1)
+        first = await self._first_number(receiver, seen.end(0) + 1)
         while first is not None:
             partition = partition_of(first)
             after = seen.end(partition)
@@ -147,13 +208,20 @@ class Browsing:
                 if first <= last:
                     found.append(Range(first, last))
                 after = start_of(partition + 1)
-            first = await first_number(receiver, after + 1)
+            first = await self._first_number(receiver, after + 1)
         return found
+
+    async def _first_number(self, receiver: MessageReceiver, least: int) -> int | None:
+        message = await first_message(receiver, least)
+        if message is None:
+            return None
+        self._sizes.note(message)
+        return message.sequence_number
 
     async def _last(self, path: str, receiver: MessageReceiver, first: int) -> int:
         """Return the last number to read in the partition of ``first``."""
         if self._targets is None:
-            return await last_number(receiver, first)
+            return await last_number(receiver, first, self._sizes.note)
         return self._targets[path].end(partition_of(first))
 
     def partitions(
@@ -167,17 +235,41 @@ class Browsing:
         ]
 
     def _partitions(self, path: str, numbers: SequenceRanges, *, skips_scheduled: bool) -> list[MessagePartition]:
-        portion = Portion(numbers=numbers, until_ms=_NO_LIMIT_MS)
-        return partitions(path, portion, self._options.partitions_per_queue, skips_scheduled=skips_scheduled)
+        options = self._options
+        firsts = self._firsts.get(path.lower(), NO_NUMBERS) if options.fail_on_data_loss else NO_NUMBERS
+        return partitions(
+            path,
+            Portion(numbers=numbers, until_ms=_NO_LIMIT_MS),
+            options.partitions_per_queue,
+            skips_scheduled=skips_scheduled,
+            expected=firsts & numbers,
+        )
 
-    async def everything(self) -> list[MessagePartition]:
-        """Return the partitions of a table, one for each task, with all messages that exist now."""
-        start = await self.beginning()
-        found: list[MessagePartition] = []
-        for path, marks in start.seen.items():
-            numbers = SequenceRanges(await self._unread(path, marks))
-            found += self._partitions(path, numbers, skips_scheduled=False)
-        return found
+    async def everything(self, conditions: Sequence[Filter] = ()) -> list[MessagePartition]:
+        """Return the partitions of a table, one for each task, with all messages that exist now.
+
+        Rows that filters exclude by their entity or sequence number are not read.
+        """
+        self.entities = tuple(path for path in self.entities if selects_entity(conditions, path))
+        chosen = numbers_of(conditions)
+        numbers = await of_each(self.entities, self._numbers)
+        return [
+            part
+            for path, ranges in numbers.items()
+            for part in self._partitions(path, ranges & chosen, skips_scheduled=False)
+        ]
+
+    async def _numbers(self, path: str) -> SequenceRanges:
+        """Return the numbers to read of an entity, between its starting and its ending offset."""
+        unread = await self._unread(path, await self._before(path))
+        self._firsts[path.lower()] = SequenceRanges.of(run.first for run in unread)
+        ending = self._options.end_of(path)
+        if ending is Position.LATEST:
+            return SequenceRanges(unread)
+        if isinstance(ending, int):  # it applies to its own partition only
+            beyond = SequenceRanges([(ending, start_of(partition_of(ending) + 1))])
+            return SequenceRanges(unread) - beyond
+        return SequenceRanges(unread) & (await self._marks_before(path, ending)).ranges
 
     async def close(self) -> None:
         for receiver in self._receivers.values():

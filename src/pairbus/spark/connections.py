@@ -21,6 +21,7 @@ from pairbus.blocking.loop import LoopThread, loop_of_this_process
 from pairbus.client.endpoint import open_connection_string
 from pairbus.client.errors import MessagingError, MessagingTimeoutError
 from pairbus.client.factory import MessagingFactory
+from pairbus.client.settings import MessagingFactorySettings, RetryPolicy
 from pairbus.spark.errors import ConnectionReferenceError
 
 _OPTION: Final = "the option 'connection'"
@@ -50,6 +51,10 @@ class ConnectionReference:
     text: str
     """The name of the variable, the path of the file, or the connection string."""
 
+    operation_timeout: timedelta | None = None
+    max_retries: int | None = None
+    """Settings of the operations; ``None`` for those of the client."""
+
     @classmethod
     def parse(cls, option: str) -> Self:
         """Parse the option. Raise ``ConnectionReferenceError``. Variables and files are not read yet."""
@@ -76,6 +81,15 @@ class ConnectionReference:
         found = _read_variable(self.text) if self.place is ReferenceKind.VARIABLE else _read_file(self.text)
         _check(f"the content of {self}, named by {_OPTION},", found)
         return found
+
+    def settings(self) -> MessagingFactorySettings:
+        """Return the settings of a factory for this connection."""
+        given: dict[str, Any] = {}
+        if self.operation_timeout is not None:
+            given["operation_timeout"] = self.operation_timeout
+        if self.max_retries is not None:
+            given["retry_policy"] = RetryPolicy(maximum_retries=self.max_retries)
+        return MessagingFactorySettings(**given)
 
 
 def _variable_name(text: str) -> str:
@@ -171,7 +185,7 @@ class Connections:
         known = self._factories.get(connection)
         if known is not None and known[0] == resolved and not known[1].is_closed:
             return known[1]
-        factory = MessagingFactory.from_connection_string(resolved)
+        factory = MessagingFactory.from_connection_string(resolved, connection.settings())
         self._factories[connection] = (resolved, factory)
         if known is not None:
             await known[1].close()

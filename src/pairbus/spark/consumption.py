@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Final
 
 from pairbus.client.errors import MessagingError
 from pairbus.client.factory import MessagingFactory
+from pairbus.spark.gathering import of_each
 from pairbus.spark.intake import LockedReceiver, LockedReceiverSettings
 from pairbus.spark.offset import ConsumeOffset, Leftovers, Portion
 from pairbus.spark.options import OnMissing, SettleAt, SourceOptions
 from pairbus.spark.partition import MessagePartition, partitions
-from pairbus.spark.sequences import last_numbers_of
+from pairbus.spark.sequences import NO_NUMBERS, SequenceMarks, SequenceRanges, last_numbers_of
+from pairbus.spark.session_intake import LockedSessionsReceiver
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +29,9 @@ _LINGER_S: Final = 0.05
 
 _MAX_WAIT_S: Final = 5.0
 """Maximum time for which planning waits for messages. A receive takes longer, and continues meanwhile."""
+
+_FEW_TASKS: Final = 16
+"""Number of tasks over which the sessions of an entity are spread, unless options say otherwise."""
 
 _REFRESH_S: Final = 10.0
 _PAUSE_S: Final = 1.0
@@ -41,7 +47,7 @@ class Consumption:
 
     def __init__(self, factory: MessagingFactory, entities: Iterable[str], options: SourceOptions) -> None:
         self._factory = factory
-        self._entities = tuple(entities)
+        self.entities = tuple(entities)
         self._options = options
         self._keeps = options.settle is SettleAt.COMMIT
         self._receivers: dict[str, LockedReceiver] = {}
@@ -71,24 +77,35 @@ class Consumption:
         until_now = self._is_until_now
         settings = LockedReceiverSettings(
             long_poll=_NOW if until_now else self._options.long_poll,
-            at_once=max(1, min(_MAX_RECEIVE, self._options.max_messages_per_trigger // len(self._entities))),
+            at_once=max(1, min(_MAX_RECEIVE, self._options.max_messages_per_trigger // len(self.entities))),
             keeps=self._keeps,
+            sessions=self._options.sessions or 0,
             waits=self._options.on_missing is OnMissing.WAIT and not until_now,
         )
         spelled = {path.lower(): path for path in (*known.left, *known.held)}
-        for given in self._entities:
+        kind = LockedSessionsReceiver if self._options.sessions else LockedReceiver
+        targets = await self._targets() if until_now else {}
+        for given in self.entities:
             path = spelled.get(given.lower(), given)
-            receiver = self._receivers[path.lower()] = LockedReceiver(
+            receiver = self._receivers[path.lower()] = kind(
                 self._factory,
                 path,
                 settings,
                 self._note_change,
                 self._has_room,
-                await last_numbers_of(self._factory, path) if until_now else None,
+                targets.get(given),
             )
             if self._keeps:
                 receiver.resume(known.held.get(path), known.left.get(path))
             await receiver.start()
+
+    async def _targets(self) -> dict[str, SequenceMarks]:
+        """Return the last numbers of all entities."""
+
+        async def find(path: str) -> SequenceMarks:
+            return await last_numbers_of(self._factory, path)
+
+        return await of_each(self.entities, find)
 
     # Batches.
 
@@ -140,32 +157,65 @@ class Consumption:
             (receiver for receiver in self._receivers.values() if receiver.waiting), key=lambda one: one.waiting
         )
         found: dict[str, Portion] = {}
-        room = limit
+        room, room_bytes = limit, self._options.max_bytes_per_trigger
         for index, receiver in enumerate(waiting):
-            portion = receiver.take(min(room, max(1, room // (len(waiting) - index))))
+            if room_bytes is not None and room_bytes <= 0:
+                break
+            share_bytes = None if room_bytes is None else room_bytes // (len(waiting) - index)
+            before_bytes = receiver.waiting_bytes if room_bytes is not None else 0
+            portion = receiver.take(min(room, max(1, room // (len(waiting) - index))), share_bytes)
             if portion:
                 found[receiver.path] = portion
                 room -= len(portion.numbers)
+            if room_bytes is not None:
+                room_bytes -= before_bytes - receiver.waiting_bytes
         self._note_change()
         return found
 
     def _has_room(self) -> bool:
         """Return whether to receive more: only the next batch is prefetched while the last one is processed."""
-        return sum(receiver.waiting for receiver in self._receivers.values()) < self._options.max_messages_per_trigger
+        receivers, most_bytes = self._receivers.values(), self._options.max_bytes_per_trigger
+        if most_bytes is not None and sum(receiver.waiting_bytes for receiver in receivers) >= most_bytes:
+            return False
+        return sum(receiver.waiting for receiver in receivers) < self._options.max_messages_per_trigger
 
     def _left(self) -> dict[str, Leftovers]:
         return {receiver.path: receiver.left for receiver in self._receivers.values() if receiver.left}
 
-    def partitions(self, end: ConsumeOffset) -> list[MessagePartition]:
-        """Return the partitions of a batch, one for each task."""
+    def partitions(self, end: ConsumeOffset, *, with_tokens: bool = True) -> list[MessagePartition]:
+        """Return the partitions of a batch, one for each task; with lock tokens if the rows have them."""
         found: list[MessagePartition] = []
         for path, portion in end.held.items():
             receiver = self._receivers.get(path.lower())
             tokens = {} if receiver is None else receiver.tokens(portion)
             # A sink can only settle messages that are locked here; the others are delivered again.
             readable = portion if self._keeps else portion.only(tokens)
-            found += partitions(path, readable, self._options.partitions_per_queue, tokens)
+            if portion.sessions:
+                found += self._of_sessions(path, readable)
+                continue
+            expected = readable.numbers if self._options.fail_on_data_loss else NO_NUMBERS
+            found += partitions(
+                path, readable, self._options.partitions_per_queue, tokens if with_tokens else {}, expected=expected
+            )
         return found
+
+    def _of_sessions(self, path: str, portion: Portion) -> list[MessagePartition]:
+        """Spread the sessions of an entity over some tasks, each session with all its messages."""
+        options = self._options
+        most = max(options.partitions_per_queue, options.min_partitions or _FEW_TASKS)
+        parts: list[SequenceRanges] = [NO_NUMBERS] * min(most, len(portion.chains))
+        for chain in sorted(portion.chains, key=lambda chain: len(chain.numbers), reverse=True):
+            smallest = min(range(len(parts)), key=lambda index: len(parts[index]))
+            parts[smallest] |= chain.numbers
+        return [
+            MessagePartition(
+                entity=path,
+                portion=Portion(numbers=numbers, until_ms=portion.until_ms),
+                expected=numbers if options.fail_on_data_loss else NO_NUMBERS,
+                is_whole=True,
+            )
+            for numbers in parts
+        ]
 
     def report(self) -> dict[str, Any]:
         """Return the number of receives and of messages that belong to no batch yet, and the missing entities."""
@@ -175,6 +225,15 @@ class Consumption:
             "waiting": sum(one.waiting for one in receivers),
             "missing": [one.path for one in receivers if one.is_missing],
         }
+
+    def locks(self) -> dict[str, int]:
+        """Return the number of messages that are locked, and the age of the oldest one."""
+        receivers = self._receivers.values()
+        found = {"locked": sum(one.locked for one in receivers)}
+        oldest_ms = min((ms for one in receivers if (ms := one.oldest_ms) is not None), default=None)
+        if oldest_ms is not None:
+            found["oldest_age_s"] = max(0, round(time.time() - oldest_ms / 1_000))
+        return found
 
     # Removal.
 

@@ -13,13 +13,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pairbus.spark.connections import reached
-from pairbus.spark.options import ReadMode, SinkOptions, SourceOptions
+from pairbus.spark.errors import reports_plainly, show_reasons_last
+from pairbus.spark.options import ReadMode, SinkOptions, SourceOptions, schema_options
 from pairbus.spark.reader import BrowsingStreamReader, ConsumingStreamReader, MessageReader
-from pairbus.spark.schema import MESSAGE_SCHEMA, check_schema
+from pairbus.spark.schema import check_schema, schema_of
 from pairbus.spark.session import prepare_workers
 from pairbus.spark.sink import MessageStreamWriter, MessageWriter
 
 
+@reports_plainly
 class PairbusDataSource(DataSource):
     """Reads queues and subscriptions as tables and streams, and writes to queues and topics.
 
@@ -32,13 +34,15 @@ class PairbusDataSource(DataSource):
 
         ``spark.dataSource.register`` calls this just before it decides which Python plans and runs the queries.
         """
+        show_reasons_last()
         context = SparkContext._active_spark_context  # noqa: SLF001 (there is none in a worker, or with Spark Connect)
         if context is not None:
             prepare_workers(context)
         return "pairbus"
 
     def schema(self) -> StructType:
-        return MESSAGE_SCHEMA
+        columns, headers = schema_options(self.options)
+        return schema_of(columns, include_headers=headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.from_options(self.options, is_stream=False)

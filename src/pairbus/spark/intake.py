@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate
 from typing import Final
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from pairbus.client.factory import MessagingFactory
 from pairbus.client.lock_renewer import LockRenewer
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
+from pairbus.client.session import MessageSession
 from pairbus.spark.locks import LockedMessage, LockTime, are_first, is_any_there, request_groups, still_there
 from pairbus.spark.offset import NO_LEFTOVERS, NOTHING, Leftovers, Portion
 from pairbus.spark.sequences import SequenceMarks, SequenceRanges
@@ -50,6 +52,9 @@ class LockedReceiverSettings:
     keeps: bool
     """True if the messages of a batch are kept until the batch is committed. Otherwise the sink settles them, and a
     message that is delivered again was abandoned by it."""
+
+    sessions: int = 0
+    """Maximum number of sessions that are locked at a time, if the entity requires sessions."""
 
     waits: bool = False
     """True to wait for an entity that does not exist; otherwise that stops the stream."""
@@ -125,7 +130,11 @@ class LockedReceiver:
         """True once the received messages are known to be the first of the queue."""
 
         self._background = BackgroundTasks(path, expected=MessagingError)
-        self._renewer: LockRenewer[LockedMessage] = LockRenewer(
+        self._renewer: LockRenewer[LockedMessage] | None = self._lock_renewer()
+
+    def _lock_renewer(self) -> LockRenewer[LockedMessage] | None:
+        """Return what renews the locks of messages, unless another lock covers them."""
+        return LockRenewer(
             self._renew,
             tasks=self._background,
             lock_s=lambda: self.lock_time.careful_s,
@@ -148,6 +157,21 @@ class LockedReceiver:
     def waiting(self) -> int:
         """Number of messages that belong to no batch yet."""
         return len(self._unplanned)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Size of the messages that belong to no batch yet."""
+        return sum(locked.size_bytes for locked in self._unplanned.values())
+
+    @property
+    def locked(self) -> int:
+        """Number of messages that are locked by this receiver."""
+        return len(self._unplanned) + len(self._planned) + len(self._after_target)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """Enqueued time of the oldest message that is not removed yet; ``None`` if there is none."""
+        return min((one.enqueued_ms for one in (*self._unplanned.values(), *self._planned.values())), default=None)
 
     # Receiving.
 
@@ -239,7 +263,7 @@ class LockedReceiver:
         """Signal that messages of this or another entity were planned."""
         self._room.set()
 
-    def _admit(self, messages: list[ReceivedMessage]) -> None:
+    def _admit(self, messages: list[ReceivedMessage], session: MessageSession | None = None) -> None:
         now_s = asyncio.get_running_loop().time()
         done: list[LockedMessage] = []
         if messages:
@@ -248,6 +272,7 @@ class LockedReceiver:
             locked = LockedMessage.of(message, now_s)
             if locked is None:
                 continue  # it cannot be identified; it is delivered again
+            locked.session = session
             if self.left.holds(locked.number, locked.enqueued_ms):
                 done.append(locked)
             elif self._settings.keeps and self._held.holds(locked.number, locked.enqueued_ms):
@@ -299,20 +324,33 @@ class LockedReceiver:
         if before is not None:
             before.is_settled = True
         locked_messages[locked.number] = locked
-        self._renewer.watch(locked)
+        if self._renewer is not None:
+            self._renewer.watch(locked)
 
     # Batches.
 
-    def take(self, limit: int) -> Portion:
-        """Plan up to ``limit`` of the received messages, which belong to a batch from now on."""
+    def take(self, limit: int, limit_bytes: int | None = None) -> Portion:
+        """Plan up to ``limit`` of the received messages, which belong to a batch from now on.
+
+        Of messages that are larger than ``limit_bytes`` together, plan the first ones, and one at least.
+        """
         numbers = sorted(self._unplanned)[:limit]
+        if limit_bytes is not None:
+            ends = accumulate(self._unplanned[number].size_bytes for number in numbers)
+            numbers = numbers[: max(1, sum(end <= limit_bytes for end in ends))]
         self._forget_planned()
         self._planned = {number: self._unplanned.pop(number) for number in numbers}
         if not numbers:
             return NOTHING
         until_ms = max(locked.enqueued_ms for locked in self._planned.values())
-        self._held = Portion(numbers=SequenceRanges.of(numbers), until_ms=until_ms)
+        self._held = Portion(
+            numbers=SequenceRanges.of(numbers), until_ms=until_ms, sessions=self._sessions(self._planned)
+        )
         return self._held
+
+    def _sessions(self, locked_messages: Mapping[int, LockedMessage]) -> tuple[SequenceRanges, ...]:  # noqa: ARG002
+        """Return the numbers of each session."""
+        return ()
 
     def tokens(self, portion: Portion) -> dict[int, UUID]:
         """Return the lock tokens of the messages that are locked by this receiver."""
@@ -347,14 +385,22 @@ class LockedReceiver:
         await self._background.finish()
 
     async def _complete(self, locked_messages: list[LockedMessage]) -> None:
-        for group in request_groups(locked_messages):
+        for group in self._groups(locked_messages):
             messages = [locked.message() for locked in group]
             try:
-                await self._receiver.complete(messages)
+                await self._settler_of(group[0]).complete(messages)
             except MessagingError as error:
                 _log.info('messages not removed, waiting for redelivery entity=%s error="%s"', self.path, error)
             removed = [locked for locked, message in zip(group, messages, strict=True) if message.is_settled]
             self.left = self.left.without((locked.number, locked.enqueued_ms) for locked in removed)
+
+    def _groups(self, locked_messages: Iterable[LockedMessage]) -> Iterator[list[LockedMessage]]:
+        """Split messages into groups that one request can settle."""
+        return request_groups(locked_messages)
+
+    def _settler_of(self, locked: LockedMessage) -> MessageReceiver:  # noqa: ARG002
+        """Return the receiver that settles a message."""
+        return self._receiver
 
     async def refresh_leftovers(self) -> None:
         """Forget leftovers that are gone, or were deferred by another receiver."""
@@ -412,7 +458,8 @@ class LockedReceiver:
     async def close(self) -> None:
         """Stop receiving, and abandon the messages that belong to no batch. Idempotent."""
         await self._background.close()
-        await self._renewer.close()
+        if self._renewer is not None:
+            await self._renewer.close()
         settler, self._settler = self._settler, None
         if settler is None:
             return
@@ -434,7 +481,10 @@ def _with_hint(error: MessagingError) -> MessagingError:
     if not isinstance(error, InvalidRequestError) or _REQUIRES_SESSIONS not in error.message:
         return error
     explained = error.copy()
-    explained.hint = "a stream cannot consume sessions: use browse, .option('mode', 'browse')"
+    explained.hint = (
+        "set the number of sessions to lock at a time, .option('sessions', 8), or, to lock and remove nothing,"
+        " use browse, .option('mode', 'browse')"
+    )
     return explained
 
 

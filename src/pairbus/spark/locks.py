@@ -14,6 +14,7 @@ from uuid import UUID
 
 from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
+from pairbus.client.session import MessageSession
 from pairbus.client.validation import to_ms
 from pairbus.dialect.sent import read_enqueued
 from pairbus.spark.offset import Portion
@@ -33,6 +34,10 @@ class LockedMessage:
     locked_s: float
     """Time of the lock or its last renewal, on the clock of the event loop."""
 
+    size_bytes: int = 0
+    session: MessageSession | None = None
+    """The session whose lock covers the message."""
+
     locked_until: datetime | None = None
     """Not kept: the clock of the namespace may differ from that of this machine."""
 
@@ -45,7 +50,13 @@ class LockedMessage:
         token, enqueued = message.lock_token, read_enqueued(message.payload)
         if token is None or enqueued.sequence_number is None or enqueued.time_ms is None:
             return None
-        return cls(number=enqueued.sequence_number, enqueued_ms=enqueued.time_ms, token=token, locked_s=now_s)
+        return cls(
+            number=enqueued.sequence_number,
+            enqueued_ms=enqueued.time_ms,
+            token=token,
+            locked_s=now_s,
+            size_bytes=len(message.payload),
+        )
 
     def message(self) -> ReceivedMessage:
         """Return an object that a receiver can settle."""

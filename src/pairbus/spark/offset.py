@@ -8,7 +8,7 @@ held are removed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pairbus.spark.errors import OffsetError
@@ -28,6 +28,9 @@ class Portion:
     """Enqueued time of the last of them. A recreated queue counts from one again: a message with one of these numbers
     that was enqueued later is another message."""
 
+    sessions: tuple[SequenceRanges, ...] = ()
+    """The messages of each session, if the entity requires sessions: one task reads those of a session, in order."""
+
     def __bool__(self) -> bool:
         return bool(self.numbers)
 
@@ -36,10 +39,16 @@ class Portion:
 
     def only(self, numbers: Iterable[int]) -> Portion:
         """Return the part with the given numbers."""
-        return Portion(numbers=self.numbers & SequenceRanges.of(numbers), until_ms=self.until_ms)
+        return replace(self, numbers=self.numbers & SequenceRanges.of(numbers))
 
     def without(self, numbers: Iterable[int]) -> Portion:
-        return Portion(numbers=self.numbers - SequenceRanges.of(numbers), until_ms=self.until_ms)
+        return replace(self, numbers=self.numbers - SequenceRanges.of(numbers))
+
+    @property
+    def chains(self) -> list[Portion]:
+        """The parts of which each must be read by one task, in order; none without sessions."""
+        parts = (replace(self, numbers=self.numbers & session, sessions=()) for session in self.sessions)
+        return [part for part in parts if part]
 
 
 NOTHING: Final = Portion()
@@ -174,8 +183,13 @@ def _number(value: Any) -> int:
 
 
 def _to_json(portion: Portion) -> dict[str, Any]:
-    return {"numbers": str(portion.numbers), "until": portion.until_ms}
+    sessions = {"sessions": [str(session) for session in portion.sessions]} if portion.sessions else {}
+    return {"numbers": str(portion.numbers), "until": portion.until_ms, **sessions}
 
 
 def _read(entry: Any) -> Portion:
-    return Portion(numbers=SequenceRanges.parse(entry["numbers"]), until_ms=_number(entry["until"]))
+    return Portion(
+        numbers=SequenceRanges.parse(entry["numbers"]),
+        until_ms=_number(entry["until"]),
+        sessions=tuple(map(SequenceRanges.parse, entry.get("sessions", ()))),
+    )

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     ByteType,
@@ -37,7 +38,8 @@ from pairbus.client.validation import from_milliseconds, from_ms, shown
 from pairbus.dialect.delivered import forwarded
 from pairbus.dialect.paths import takes_messages
 from pairbus.spark.errors import SchemaError
-from pairbus.spark.schema import EXTRA_SCHEMA, MESSAGE_SCHEMA
+from pairbus.spark.schema import EXTRA_SCHEMA, HEADERS, MESSAGE_SCHEMA
+from pairbus.spark.value_text import value_of
 from pairbus.wire import Byte, Decimal128, EncodeError, Float, Int, ProtocolError, Short, Timestamp
 from pairbus.wire.types import decimal128
 
@@ -146,6 +148,7 @@ WRITTEN: Final[dict[str, dict[type[DataType], Convert]]] = {
     "time_to_live_ms": dict.fromkeys((LongType, IntegerType), from_milliseconds),
     "scheduled_enqueue_time": {TimestampType: _datetime},
     "application_properties": {MapType: same, StructType: same},
+    "headers": {ArrayType: same},
 }
 """The columns that messages are made from, with the types that they may have."""
 
@@ -177,7 +180,17 @@ _READ_ONLY: Final = frozenset({*MESSAGE_SCHEMA.names, *EXTRA_SCHEMA.names}) - WR
 
 def converter(name: str, kind: DataType) -> Convert:
     """Return the converter of a column's values, which gets points in time as microseconds."""
+    if name == "headers":
+        return _headers
     return _properties(kind) if name == "application_properties" else WRITTEN[name].get(type(kind), same)
+
+
+def _headers(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the application properties that headers describe; of two with one name, the last."""
+    try:
+        return {row["key"]: value_of(row["value"], row["type"]) for row in rows}
+    except ValueError as error:
+        raise InvalidMessageError(f"its headers cannot be sent: {error}") from None
 
 
 def _properties(kind: DataType) -> Convert:
@@ -219,6 +232,10 @@ def _check_type(name: str, kind: DataType) -> None:
     if isinstance(kind, MapType):
         _check_property(name, "key", kind.keyType, {StringType})
         _check_property(name, "value", kind.valueType, _TYPED.keys())
+    if isinstance(kind, ArrayType) and kind.simpleString() != HEADERS.simpleString():
+        raise SchemaError(
+            f"the column '{name}' must have type {HEADERS.simpleString()}, got {kind.simpleString():.100}"
+        )
     if isinstance(kind, StructType):
         for field in kind:
             _check_property(name, field.name, field.dataType, _TYPED.keys())
@@ -299,6 +316,9 @@ class OutgoingMessages:
         for entity, body, values in zip(self._entities(batch), bodies, rows, strict=False):
             destination = self._destination(entity)
             properties = dict(zip(self._names, values, strict=True))
+            headers = properties.pop("headers", None)
+            if headers is not None:  # they have the types that the map has not
+                properties["application_properties"] = headers
             content = b"" if body is None else body
             if properties.get("message_id") is None:
                 properties["message_id"] = ids.next_id(content, (destination, *values))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -26,11 +26,13 @@ from pairbus.dialect.paths import split_entity_path
 from pairbus.spark.browsing import Browsing
 from pairbus.spark.connections import on_loop, reached
 from pairbus.spark.consumption import Consumption
+from pairbus.spark.depths import Depths
 from pairbus.spark.entity_patterns import resolve_entities
-from pairbus.spark.errors import EntityPatternError
+from pairbus.spark.errors import EntityPatternError, reports_plainly
+from pairbus.spark.filters import is_supported
 from pairbus.spark.offset import ConsumeOffset, SingleNumberOffset, read_browse_offset
 from pairbus.spark.options import SourceOptions
-from pairbus.spark.partition import MessagePartition, pages
+from pairbus.spark.partition import MessagePartition, PartitionGroup, pages_of, tasks
 from pairbus.spark.record_batches import RecordBatches, is_reference
 
 _UNLIMITED = 2**31 - 1
@@ -43,7 +45,7 @@ def _entities(options: SourceOptions) -> tuple[str, ...]:
             return await resolve_entities(options.entities, manager)
 
     found = on_loop(resolve)
-    options.starting_offsets.check(found)
+    options.check_entities(found)
     return found
 
 
@@ -62,26 +64,59 @@ async def _no_partitions(options: SourceOptions, entities: tuple[str, ...]) -> l
     return []
 
 
-def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if not isinstance(partition, MessagePartition):
-        if partition.value is None:
+def _read(
+    options: SourceOptions, schema: StructType, partition: InputPartition, filters: Sequence[Filter] = ()
+) -> Iterator[pa.RecordBatch]:
+    match partition:
+        case PartitionGroup():
+            parts = partition.partitions
+        case MessagePartition():
+            parts = (partition,)
+        case _ if partition.value is None:
             return  # Spark reads one partition even of a table that has none
-        raise TypeError(f"{partition!r:.100} is not a partition of messages")
-    batches = RecordBatches(schema)
-    tokens = {number: str(token) for number, token in partition.tokens.items()}
-    if is_reference(schema) and len(tokens) == len(partition.portion.numbers):
-        yield batches.of_locked(partition.entity, tokens)  # all are locked, and no content is needed
+        case _:
+            raise TypeError(f"{partition!r:.100} is not a partition of messages")
+    batches = RecordBatches(schema, filters)
+    tokens = {id(part): {number: str(token) for number, token in part.tokens.items()} for part in parts}
+    if is_reference(schema) and all(len(tokens[id(part)]) == len(part.portion.numbers) for part in parts):
+        # All are locked, and no content is needed.
+        yield from (batches.of_locked(part.entity, tokens[id(part)]) for part in parts)
         return
-    for page in pages(options.connection, partition, options.page_size):
-        yield batches.of(partition.entity, page, tokens)
+    for part, page in pages_of(options.connection, parts, options.page_size):
+        yield batches.of(part.entity, page, tokens[id(part)])
 
 
+class _PushFilters:
+    """The method ``pushFilters`` of a reader, whether Spark pushes filters down or not.
+
+    Spark rejects a reader that has this method unless its configuration enables it, even if a query has no filters. It
+    recognises a reader without one by the function of the method.
+    """
+
+    def __init__(self, reader: MessageReader) -> None:
+        self._reader = reader
+        self.__func__ = DataSourceReader.pushFilters
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._reader.take_filters(filters)
+
+
+@reports_plainly
 class MessageReader(DataSourceReader):
     """Reads all messages that exist, and leaves them in place."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
+        self._filters: list[Filter] = []
+        self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
+
+    def take_filters(self, filters: Iterable[Filter]) -> Iterable[Filter]:
+        """Apply the filters that it can, and return the others."""
+        others: list[Filter] = []
+        for one in filters:
+            (self._filters if is_supported(one, self._schema) else others).append(one)
+        return others
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
@@ -89,18 +124,20 @@ class MessageReader(DataSourceReader):
         entities = _entities(options)
         browsing = Browsing(factory, entities, options)
 
-        async def everything() -> list[MessagePartition]:
+        async def everything() -> list[InputPartition]:
             try:
-                return await browsing.everything() or await _no_partitions(options, entities)
+                found = await browsing.everything(self._filters)
+                return tasks(found or await _no_partitions(options, entities), options.min_partitions)
             finally:
                 await browsing.close()
 
         return on_loop(everything)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, self._schema, partition)
+        return _read(self._options, self._schema, partition, self._filters)
 
 
+@reports_plainly
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[S]):
     """Base of both kinds of streams. A reader is pickled for its tasks: its source stays in the driver."""
 
@@ -108,10 +145,20 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic
         self._options = options
         self._schema = schema
         self._source: S | None = None
+        self._depths: Depths | None = None
         self._is_until_now = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_source": None}
+        return {**self.__dict__, "_source": None, "_depths": None}
+
+    def _read_depths(self) -> dict[str, int]:
+        """Return the depth of the entities, if the query asks for it."""
+        options = self._options
+        if self._source is None or options.metrics_interval is None:
+            return {}
+        if self._depths is None:
+            self._depths = Depths(options.connection, self._source.entities, options.metrics_interval)
+        return on_loop(self._depths.read)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
         return ReadMaxRows(self._options.max_messages_per_trigger)
@@ -131,6 +178,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic
             on_loop(self._source.close)
 
 
+@reports_plainly
 class ConsumingStreamReader(_StreamReader[Consumption]):
     """Consumes messages as a receiver does; they are removed when their batch is committed.
 
@@ -148,7 +196,9 @@ class ConsumingStreamReader(_StreamReader[Consumption]):
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return counts for the progress of the query, which has no other place for them."""
-        return {"receives": 0, "waiting": 0, "missing": []} if self._source is None else self._source.report()
+        if self._source is None:
+            return {"receives": 0, "waiting": 0, "missing": []}
+        return {**self._source.report(), **self._source.locks(), **self._read_depths()}
 
     def _start_once(self, known: ConsumeOffset) -> Consumption:
         if self._source is None:
@@ -164,7 +214,8 @@ class ConsumingStreamReader(_StreamReader[Consumption]):
         if start == end:
             return []
         known = ConsumeOffset.from_json(end)
-        return self._start_once(known).partitions(known)
+        found = self._start_once(known).partitions(known, with_tokens="lock_token" in self._schema.names)
+        return tasks(found, self._options.min_partitions)
 
 
 def _release_locks_on_sigterm() -> None:
@@ -184,6 +235,7 @@ def _ignore(*_error: object) -> None:
     """Discard an exception: Spark, its only recipient, has closed the connection."""
 
 
+@reports_plainly
 class BrowsingStreamReader(_StreamReader[Browsing]):
     """Peeks messages as they arrive, and removes none."""
 
@@ -203,11 +255,16 @@ class BrowsingStreamReader(_StreamReader[Browsing]):
             self._source = Browsing(factory, _entities(options), options)
         return self._source
 
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return counts for the progress of the query."""
+        return {} if self._source is None else {"behind": self._source.behind, **self._read_depths()}
+
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         on_loop(self._start_once().until_now)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return self._start_once().partitions(read_browse_offset(start), read_browse_offset(end))
+        found = self._start_once().partitions(read_browse_offset(start), read_browse_offset(end))
+        return tasks(found, self._options.min_partitions)
 
 
 def _max_messages(limit: ReadLimit) -> int:

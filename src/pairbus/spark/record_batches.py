@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import compress
 from operator import attrgetter
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.datasource import Filter
 from pyspark.sql.types import StructType
 
 from pairbus.client.message import BodyKind
@@ -29,8 +31,9 @@ from pairbus.dialect.annotations import (
     VIA_PARTITION_KEY,
 )
 from pairbus.dialect.sent import Enqueued, read_enqueued
+from pairbus.spark.filters import column_of, matches
 from pairbus.spark.schema import arrow_schema
-from pairbus.spark.value_text import text_of
+from pairbus.spark.value_text import text_of, type_of
 from pairbus.wire import Header, Properties, ProtocolError, Sections
 
 NO_NUMBER: Final = -1
@@ -59,17 +62,25 @@ class RecordBatches:
     A malformed message does not stop the others: its unreadable columns are null. Its ``payload`` is complete.
     """
 
-    def __init__(self, schema: StructType) -> None:
+    def __init__(self, schema: StructType, filters: Sequence[Filter] = ()) -> None:
+        """``filters`` select rows; the other columns are decoded only for these."""
         self._schema = arrow_schema(schema)
         self._columns = [(_COLUMNS[field.name], field.type) for field in self._schema]
+        self._filters = [(one, column_of(one)) for one in filters]
 
     def of(
         self, entity: str, messages: Sequence[ReceivedMessage], tokens: Mapping[int, str] | None = None
     ) -> pa.RecordBatch:
         """Return the messages of an entity; ``tokens`` has the lock tokens of locked ones by sequence number."""
-        page = _Page(entity, [message.payload for message in messages], tokens or {})
+        page = self._filtered(_Page(entity, [message.payload for message in messages], tokens or {}))
         columns = [_array(read(page), kind) for read, kind in self._columns]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _filtered(self, page: _Page) -> _Page:
+        for one, name in self._filters:
+            chosen = matches(one, _array(_COLUMNS[name](page), self._schema.field(name).type))
+            page = page if all(chosen) else page.only(chosen)
+        return page
 
     def of_locked(self, entity: str, tokens: Mapping[int, str]) -> pa.RecordBatch:
         """Return references to locked messages of an entity, given their tokens by sequence number."""
@@ -93,6 +104,10 @@ class _Page:
         self.entity = entity
         self.payloads = payloads
         self.tokens = tokens
+
+    def only(self, chosen: Iterable[bool]) -> _Page:
+        """Return the chosen messages."""
+        return _Page(self.entity, [*compress(self.payloads, chosen)], self.tokens)
 
     @cached_property
     def enqueued(self) -> list[Enqueued]:
@@ -209,6 +224,12 @@ def _texts(properties: Mapping[str, Any] | None) -> list[tuple[str, str | None]]
     return None if properties is None else [(name, text_of(value)) for name, value in properties.items()]
 
 
+def _headers(properties: Mapping[str, Any] | None) -> list[dict[str, str | None]] | None:
+    if properties is None:
+        return None
+    return [{"key": name, "value": text_of(value), "type": type_of(value)} for name, value in properties.items()]
+
+
 # Columns made from a page.
 
 _Column = Callable[[_Page], Any]
@@ -271,6 +292,7 @@ _COLUMNS: Final[dict[str, _Column]] = {
     "dead_letter_reason": _application_property(DEAD_LETTER_REASON),
     "dead_letter_error_description": _application_property(DEAD_LETTER_DESCRIPTION),
     "application_properties": lambda page: [_texts(found) for found in page.application_properties],
+    "headers": lambda page: [_headers(found) for found in page.application_properties],
     "payload": lambda page: page.payloads,
     "lock_token": lambda page: [page.tokens.get(number) for number in page.numbers],
 }

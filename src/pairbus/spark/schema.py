@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     IntegerType,
@@ -52,10 +54,30 @@ MESSAGE_SCHEMA: Final = StructType(
 )
 """The columns of a query that does not name a schema."""
 
-EXTRA_SCHEMA: Final = StructType([StructField("payload", BinaryType()), StructField("lock_token", StringType())])
-"""Columns available on request: the complete encoded message, and its lock token."""
+HEADERS: Final = ArrayType(
+    StructType(
+        [StructField("key", StringType()), StructField("value", StringType()), StructField("type", StringType())]
+    )
+)
+
+EXTRA_SCHEMA: Final = StructType(
+    [
+        StructField("payload", BinaryType()),
+        StructField("lock_token", StringType()),
+        StructField("headers", HEADERS),
+    ]
+)
+"""Columns available on request: the complete encoded message, its lock token, and its properties with their types."""
 
 _KNOWN: Final = {field.name: field for field in (*MESSAGE_SCHEMA, *EXTRA_SCHEMA)}
+
+
+def schema_of(columns: Sequence[str] | None, *, include_headers: bool) -> StructType:
+    """Return the schema of a query that does not name one. Raise ``SchemaError``."""
+    names = [*(MESSAGE_SCHEMA.names if columns is None else columns)]
+    if include_headers and "headers" not in names:
+        names.append("headers")
+    return check_schema(StructType([_KNOWN.get(name) or StructField(name, StringType()) for name in names]))
 
 
 def check_schema(schema: StructType) -> StructType:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from typing import Final, NamedTuple, Self
 
 from pairbus.client.factory import MessagingFactory
-from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 
-_TEXT: Final = re.compile(r"(-?\d+(\.\.-?\d+)?)(,-?\d+(\.\.-?\d+)?)*|")
-_NUMBERS: Final = re.compile(r"(-?\d+)(?:\.\.(-?\d+))?")
+_ITEM: Final = r"-?\d+(?:\.\.-?\d+|:[A-Za-z0-9_-]+)?"
+_TEXT: Final = re.compile(rf"{_ITEM}(?:,{_ITEM})*|")
+_NUMBERS: Final = re.compile(r"(-?\d+)(?:\.\.(-?\d+)|:([A-Za-z0-9_-]+))?")
+
+_MIN_TEXT: Final = 100
+"""Minimum length of the text of ranges that are written as a bitmap: shorter texts stay readable."""
 
 
 class Range(NamedTuple):
@@ -45,13 +51,16 @@ class SequenceRanges:
         """Parse the result of ``str``, such as ``1..20,23``. Raise ``ValueError`` for anything else."""
         if not isinstance(text, str) or _TEXT.fullmatch(text) is None:
             raise ValueError(f"expected sequence numbers such as 1..20,23, got {text!r:.100}")
-        found = [(int(first), int(last or first)) for first, last in _NUMBERS.findall(text)]
+        found: list[tuple[int, int]] = []
+        for first, last, bitmap in _NUMBERS.findall(text):
+            found += _bitmap_ranges(int(first), bitmap) if bitmap else [(int(first), int(last or first))]
         if any(first > last for first, last in found):
             raise ValueError(f"a range of {text!r:.100} ends before it starts")
         return cls(found)
 
     def __str__(self) -> str:
-        return ",".join(f"{first}..{last}" if first < last else f"{first}" for first, last in self.ranges)
+        """Return the ranges; many short ones with short gaps are a bitmap, such as ``1:VVVV``: base64, bit by bit."""
+        return ",".join(_shorter(ranges) for ranges in _dense(self.ranges))
 
     def __repr__(self) -> str:
         return f"<SequenceRanges {self}>"
@@ -112,6 +121,45 @@ class SequenceRanges:
         return SequenceRanges(found)
 
 
+def _range_text(run: Range) -> str:
+    return f"{run.first}..{run.last}" if run.first < run.last else f"{run.first}"
+
+
+def _dense(ranges: Iterable[Range]) -> Iterator[list[Range]]:
+    """Split ranges where a bitmap of the gap, with six numbers in a character, is longer than the range after it."""
+    group: list[Range] = []
+    for run in ranges:
+        if group and (run.last - group[-1].last) // 6 > len(_range_text(run)):
+            yield group
+            group = []
+        group.append(run)
+    if group:
+        yield group
+
+
+def _shorter(ranges: list[Range]) -> str:
+    text = ",".join(map(_range_text, ranges))
+    if len(text) < _MIN_TEXT:
+        return text
+    first = ranges[0].first
+    bits = 0
+    for run in ranges:
+        bits |= ((1 << run.size) - 1) << (run.first - first)
+    octets = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+    bitmap = f"{first}:{urlsafe_b64encode(octets).decode().rstrip('=')}"
+    return min(text, bitmap, key=len)
+
+
+def _bitmap_ranges(first: int, bitmap: str) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of a bitmap. Raise ``ValueError`` if it is none."""
+    octets = urlsafe_b64decode(bitmap + "=" * (-len(bitmap) % 4))
+    bits = f"{int.from_bytes(octets, 'little'):b}"[::-1]
+    return ((first + run.start(), first + run.end() - 1) for run in _ONES.finditer(bits))
+
+
+_ONES: Final = re.compile("1+")
+
+
 def _merge_ranges(ranges: Iterable[tuple[int, int]]) -> Iterator[Range]:
     current: Range | None = None
     for first, last in sorted(ranges):
@@ -141,6 +189,8 @@ def _difference(ranges: Iterable[Range], others: tuple[Range, ...]) -> Iterator[
         if start <= last:
             yield start, last
 
+
+NO_NUMBERS: Final = SequenceRanges()
 
 _PARTITION_SHIFT: Final = 48
 """The upper 16 bits of a sequence number are the partition that issued it. Each partition has its own counter, so a
@@ -203,6 +253,9 @@ class SequenceMarks:
         return self.since(SequenceMarks())
 
 
+_PAGE: Final = 500
+
+
 # Search for sequence numbers of an entity by peeking few messages.
 #
 # A peek returns messages in the order of their numbers, and continues from one partition to the next.
@@ -224,17 +277,22 @@ def _any(_message: ReceivedMessage) -> bool:
     return True
 
 
-async def last_number(receiver: MessageReceiver, least: int = 0, fits: Callable[[ReceivedMessage], bool] = _any) -> int:
+async def last_number(
+    receiver: MessageReceiver,
+    least: int = 0,
+    fits: Callable[[ReceivedMessage], bool] = _any,
+    first: Callable[[MessageReceiver, int], Awaitable[ReceivedMessage | None]] = first_message,
+) -> int:
     """Return the number of the last fitting message after ``least`` in its partition, or ``least`` if there is none.
 
     ``fits`` must hold for all messages up to some number, and for none after it. The service does not report the last
     number of an entity, but one peek shows whether there is a message after a number: so the search doubles its steps,
-    and then bisects.
+    and then bisects. ``first`` returns the first message from a number on, of those that are searched.
     """
     partition = partition_of(least)
 
     async def next_fitting(number: int) -> int | None:
-        found = await first_message(receiver, number)
+        found = await first(receiver, number)
         if found is None or partition_of(found.sequence_number) != partition or not fits(found):
             return None
         return found.sequence_number
@@ -259,6 +317,31 @@ async def last_numbers(receiver: MessageReceiver) -> SequenceMarks:
     first = await first_number(receiver, 1)
     while first is not None:
         found.append(await last_number(receiver, first))
+        first = await first_number(receiver, start_of(partition_of(first) + 1) + 1)
+    return SequenceMarks.of(found)
+
+
+async def first_enqueued(receiver: MessageReceiver, least: int) -> ReceivedMessage | None:
+    """Return the first message with a number >= ``least`` that does not wait for its scheduled time."""
+    count = 1
+    while page := await receiver.peek(count, least):
+        for message in page:
+            if message.state is not MessageState.SCHEDULED:
+                return message
+        least, count = page[-1].sequence_number + 1, _PAGE
+    return None
+
+
+async def last_numbers_before(receiver: MessageReceiver, moment: datetime) -> SequenceMarks:
+    """Return the last number of each partition that was enqueued before a time.
+
+    Scheduled messages are passed over: they get another number when they are enqueued.
+    """
+    found: list[int] = []
+    first = await first_number(receiver, 1)
+    while first is not None:
+        start = start_of(partition_of(first))
+        found.append(await last_number(receiver, start, lambda message: message.enqueued_time < moment, first_enqueued))
         first = await first_number(receiver, start_of(partition_of(first) + 1) + 1)
     return SequenceMarks.of(found)
 

@@ -22,15 +22,17 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from pairbus.spark.added_settings import ADDED
+from pairbus.spark.errors import show_reasons_last
 from pairbus.spark.java import java_home, packaged_java_home
 
 _LOOPBACK: Final = "127.0.0.1"
 _EXIT_TIMEOUT_S: Final = 10.0
 
-_TIME: Final = {"spark.sql.session.timeZone": "UTC"}
+_SQL: Final = {"spark.sql.session.timeZone": "UTC", "spark.sql.python.filterPushdown.enabled": "true"}
 
 _LAUNCHED: Final = {
-    **_TIME,
+    **_SQL,
     "spark.python.worker.reuse": "true",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
@@ -162,14 +164,16 @@ def is_local(master: str) -> bool:
 
 def _obtain(master: str, config: Mapping[str, str]) -> tuple[SparkSession, bool]:
     """Return a session, and whether it is new."""
+    show_reasons_last()
+    config = {**config, **ADDED}
     with _starting:
         running = _running()
         if running is not None:
             return running, False
         if master.startswith("sc://"):
-            return _build({"spark.remote": master, **_TIME, **config}), True
+            return _build({"spark.remote": master, **_SQL, **config}), True
         if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java already
-            return _build({**_TIME, **config}), True
+            return _build({**_SQL, **config}), True
         return _launch(master, config), True
 
 

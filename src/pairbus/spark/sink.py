@@ -16,11 +16,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from pairbus.background_tasks import BackgroundTasks
-from pairbus.client.entity_link import EntityLink, SendBatch, SendingLinkFactory
+from pairbus.client.entity_link import EntityLink, SendBatch
 from pairbus.client.errors import InvalidMessageError, MessagingError
 from pairbus.client.factory import MessagingFactory
+from pairbus.client.sending_link_factory import SendingLinkFactory
 from pairbus.spark.connections import ConnectionReference, on_loop, reached
-from pairbus.spark.errors import SparkOptionError
+from pairbus.spark.errors import MessageSendError, SparkOptionError, reports_plainly
 from pairbus.spark.options import SinkOptions
 from pairbus.spark.outgoing import MessageIds, OutgoingMessages, Scope
 
@@ -70,7 +71,7 @@ _MAX_SENDS: Final = 64
 _MAX_NAMED: Final = 5
 
 
-class MessageWriteError(Exception):
+class MessageWriteError(MessageSendError):
     """Some messages of a task were not sent, so the task failed."""
 
     def __init__(self, causes: Mapping[str, Exception], sent: Mapping[str, int]) -> None:
@@ -281,6 +282,7 @@ def _task(options: SinkOptions, schema: StructType, *, is_stream: bool, overwrit
     return _Task(options=options, schema=schema, is_stream=is_stream, nonce=os.urandom(16).hex())
 
 
+@reports_plainly
 class MessageWriter(DataSourceArrowWriter):
     """Sends the rows of a table."""
 
@@ -297,6 +299,7 @@ class MessageWriter(DataSourceArrowWriter):
         _log.warning("write failed, sent messages are not withdrawn messages=%d", _total(messages))
 
 
+@reports_plainly
 class MessageStreamWriter(DataSourceStreamArrowWriter):
     """Sends the rows of a stream, batch by batch."""
 

@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import json
 import math
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable
+from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 
@@ -36,6 +38,7 @@ from pairbus.wire import (
     Decimal64,
     Decimal128,
     Described,
+    EncodeError,
     Float,
     Int,
     Map,
@@ -47,13 +50,82 @@ from pairbus.wire import (
     ULong,
     UShort,
 )
-from pairbus.wire.types import decimal_of
+from pairbus.wire.types import decimal128, decimal_of
 
 
 def text_of(value: object) -> str | None:
     """Return a value as text; ``None`` only for null."""
     write = _TEXTS.get(type(value))
     return None if value is None else _json(value) if write is None else write(value)
+
+
+_NAMES: Final[dict[type, str]] = {
+    type(None): "null",
+    str: "string",
+    Symbol: "symbol",
+    Char: "char",
+    bool: "boolean",
+    Byte: "byte",
+    Short: "short",
+    Int: "int",
+    int: "long",
+    UByte: "ubyte",
+    UShort: "ushort",
+    UInt: "uint",
+    ULong: "ulong",
+    Float: "float",
+    float: "double",
+    Timestamp: "timestamp",
+    UUID: "uuid",
+    Decimal32: "decimal32",
+    Decimal64: "decimal64",
+    Decimal128: "decimal128",
+    bytes: "binary",
+    list: "list",
+    Array: "array",
+    dict: "map",
+    Map: "map",
+    Described: "described",
+}
+
+
+def type_of(value: object) -> str:
+    """Return the name of a value's AMQP type."""
+    return _NAMES[type(value)]
+
+
+def value_of(text: str | None, kind: str) -> object:
+    """Return the value that ``text_of`` and ``type_of`` describe. Raise ``ValueError``.
+
+    Values that contain others have no text that could be parsed, and the smaller decimals cannot be encoded.
+    """
+    parse = _PARSERS.get(kind)
+    if parse is None:
+        raise ValueError(f"a value of type {kind!r:.50} cannot be written; available: {', '.join(_PARSERS)}")
+    try:
+        return None if text is None else parse(text)
+    except (ArithmeticError, EncodeError, KeyError, TypeError, ValueError):
+        raise ValueError(f"{text!r:.50} is not a value of type {kind}") from None
+
+
+def _parse_moment(text: str) -> Timestamp:
+    return Timestamp(round(datetime.fromisoformat(text).timestamp() * 1_000))
+
+
+_PARSERS: Final[dict[str, Callable[[str], object]]] = {
+    "null": lambda _: None,
+    "string": str,
+    "symbol": Symbol,
+    "char": Char,
+    "boolean": {"true": True, "false": False}.__getitem__,
+    **{name: kind for kind, name in _NAMES.items() if issubclass(kind, int) and kind not in {bool, Timestamp}},
+    "float": lambda text: Float(float(text)),
+    "double": float,
+    "timestamp": _parse_moment,
+    "uuid": UUID,
+    "decimal128": lambda text: decimal128(Decimal(text)),
+    "binary": lambda text: b64decode(text, validate=True),
+}
 
 
 def _boolean(value: bool) -> str:

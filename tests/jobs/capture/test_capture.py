@@ -74,7 +74,7 @@ def test_d5_closed_windows_are_written_to_files(tmp_path: Path) -> None:
         assert ids(tmp_path) == expected(range(15))
     (reported,) = script.reported
     assert [reported.path] == files(tmp_path)
-    assert (reported.messages, reported.size_bytes) == (15, reported.path.stat().st_size)
+    assert (reported.messages, reported.size_bytes) == (15, Path(reported.path).stat().st_size)
     assert (reported.window_start_ms, reported.window_end_ms) == (DAY_MS + 4_000, DAY_MS + 14_000)
 
 

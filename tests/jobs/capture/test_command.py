@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
 from typing import Any, Final
 
+import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
 
-from pairbus.blocking import MessagingFactory
+from pairbus.blocking import BrokeredMessage, MessagingFactory, ReceivedMessage
+from pairbus.client.received_message import MessageState
 from pairbus.jobs.capture.command import DONE, CaptureCommand, run_capture
 from pairbus.jobs.capture.config import LEAST_BYTES, CaptureConfig, WindowLimits
 from pairbus.jobs.lines import FAILED, WAITING, CommandResult, LineReporter, ReportLine
@@ -95,6 +98,87 @@ def running(config: CaptureConfig) -> Iterator[Reported]:
         stopped.set()
         thread.join(LIMIT_S)
     assert endings == [CommandResult(code=DONE)]
+
+
+# To a URL
+
+
+def rows_in(spark: SparkSession, url: str) -> list[tuple[str, str]]:
+    rows = spark.read.parquet(url).selectExpr("source", "cast(body as string) as text").collect()
+    return sorted((row["source"], row["text"]) for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_d5_partitioned_and_scheduled_messages_are_written_to_a_url_once(
+    namespace: RunningNamespace, config: CaptureConfig, spark: SparkSession, factory: MessagingFactory, tmp_path: Path
+) -> None:
+    queue, url = make_queue(namespace, partitioned=True), (tmp_path / "store").as_uri()
+    with factory.create_message_sender(queue) as sender:
+        sender.send([BrokeredMessage(f"{number:02}", partition_key=f"key {number % 8}") for number in range(40)])
+        sender.schedule(BrokeredMessage("40"), datetime.now(UTC) + timedelta(seconds=2))
+    kept = replace(config, entities=(queue,), url=url, keep=True, max_messages=15)
+    first, reported = once(kept)
+    eventually(lambda: all(message.state is MessageState.ACTIVE for message in peeked(factory, queue)))
+    second, reported_again = once(kept)
+    assert (first.code, second.code) == (DONE, DONE)
+    assert rows_in(spark, url) == [(queue, f"{number:02}") for number in range(41)]
+    written = [*reported.of("file"), *reported_again.of("file")]
+    assert sum(line["messages"] for line in written) == 41
+    assert all(line["bytes"] > 0 for line in written)
+    found = pyarrow.dataset.dataset(tmp_path / "store", format="parquet", partitioning="hive").to_table()
+    assert found.num_rows == 41, "what Spark keeps for itself is invisible to other readers"
+
+
+def peeked(factory: MessagingFactory, queue: str) -> list[ReceivedMessage]:
+    with factory.create_message_receiver(queue) as receiver:
+        return receiver.peek(100)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_d5_repeated_batch_replaces_its_files(
+    namespace: RunningNamespace, config: CaptureConfig, spark: SparkSession, factory: MessagingFactory, tmp_path: Path
+) -> None:
+    """As after a kill between the write of a batch and its commit."""
+    queue, store = make_queue(namespace), tmp_path / "store"
+    with factory.create_message_sender(queue) as sender:
+        sender.send([BrokeredMessage(f"{number}") for number in range(5)])
+    captured = replace(config, entities=(queue,), url=store.as_uri(), keep=True)
+    assert once(captured)[0].code == DONE
+    before = {*store.rglob("*.parquet")}
+    for commit in (store / "_capture" / "checkpoint" / "commits").iterdir():
+        commit.unlink()
+    with factory.create_message_sender(queue) as sender:
+        sender.send([BrokeredMessage("5")])
+    assert once(captured)[0].code == DONE
+    after = {*store.rglob("*.parquet")}
+    assert rows_in(spark, store.as_uri()) == [(queue, f"{number}") for number in range(6)]
+    assert not before & after, "the batch was written again"
+    assert {path.parent for path in before} < {path.parent for path in after}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        (
+            "s3a://bucket/orders",
+            r"no file system for s3a: add it with --packages org\.apache\.hadoop:hadoop-aws:[\d.]+, .* --conf",
+        ),
+        ("abfss://a@b.dfs.core.windows.net/x", r"no file system for abfss: .*hadoop:hadoop-azure:[\d.]+,"),
+        ("floppy://a/x", r"no file system for floppy: add it with --packages a package with it"),
+    ],
+)
+def test_e4_missing_file_system_is_named(
+    namespace: RunningNamespace, config: CaptureConfig, factory: MessagingFactory, url: str, reason: str
+) -> None:
+    queue = make_queue(namespace)
+    send(factory, queue, range(1))
+    result, _ = once(replace(config, entities=(queue,), url=url))
+    assert result.code == FAILED
+    assert re.search(reason, result.reason or ""), result.reason
 
 
 # Once

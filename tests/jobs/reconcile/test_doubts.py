@@ -30,6 +30,7 @@ def survey(namespace: str, *backlog_of: str) -> LedgerContents:
         namespaces=frozenset({namespace}),
         entities=tuple(entities),
         counts={},
+        largest=0,
         missed=0,
         gaps=0,
         absent=0,
@@ -37,6 +38,7 @@ def survey(namespace: str, *backlog_of: str) -> LedgerContents:
         started_at=None,
         first_at=None,
         last_at=None,
+        is_stopped=False,
         is_cut_off=False,
     )
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pairbus.jobs.reconcile import ReconcileReport, ReconcileVerdict
-from pairbus.jobs.reconcile.events import absent_events
+from pairbus.jobs.reconcile.events import absent_events, by_minute
 from pairbus.ledger.events import LedgerEvent, LifecycleEvent, Stage
 from tests.jobs.reconcile.books import BEGIN, lives_frame
 from tests.jobs.reconcile.model import BACKLOG, PairModel
@@ -87,7 +87,7 @@ def test_d4_secondary_without_events_gives_no_verdict(spark: SparkSession) -> No
 # Incomplete ledgers.
 
 
-def minutes(*starts: int, names_last: bool = False) -> PairModel:
+def minutes(*starts: int, names_last: bool = False, stops: bool = False) -> PairModel:
     """Record six minutes with one complete message each; the namespace is started in some of them."""
     model = PairModel()
     for number in range(6):
@@ -97,6 +97,8 @@ def minutes(*starts: int, names_last: bool = False) -> PairModel:
             model.primary.note(LedgerEvent.STARTED, Stage.DIRECT, "", 0)
         model.send("orders", f"m{number}")
         model.receive_all()
+        if number + 1 in starts and stops:
+            model.primary.stop()
         model.clock.tick(MINUTE_MS)
     return model
 
@@ -123,6 +125,8 @@ def received(number: int) -> Callable[[LifecycleEvent], bool]:
         (minutes(), of_message(5), 0),  # these may not have happened yet
         (minutes(4), received(3), 0),  # an earlier version was killed, and did not replay unwritten events
         (minutes(4), received(1), 1),
+        (minutes(4, stops=True), received(3), 1),  # it was not killed
+        (minutes(4, stops=True), lambda _life: False, 0),
         (minutes(4, names_last=True), received(3), 1),
         (minutes(4, names_last=True), of_message(3), 3),
         (minutes(4, names_last=True), lambda life: of_message(2)(life) or of_message(3)(life), 6),
@@ -132,7 +136,7 @@ def test_d4_absent_events_are_counted(
     spark: SparkSession, model: PairModel, is_gone: Callable[[LifecycleEvent], bool], absent: int
 ) -> None:
     lives = [life for life in model.primary.lives if not is_gone(life)]
-    assert absent_events(lives_frame(spark, model.primary.namespace, lives)) == absent
+    assert absent_events(by_minute(lives_frame(spark, model.primary.namespace, lives))) == absent
 
 
 def test_d4_reported_gap_is_not_absent_and_hides_nothing(spark: SparkSession) -> None:
@@ -142,10 +146,10 @@ def test_d4_reported_gap_is_not_absent_and_hides_nothing(spark: SparkSession) ->
     )
     gap = LifecycleEvent(last.at_ms, first.ordinal, LedgerEvent.MISSED, Stage.DIRECT, "", 2, 0, "", None, None, 0)
     model.primary.lives = [gap if life is first else life for life in model.primary.lives if life is not last]
-    assert absent_events(model.primary.frame(spark)) == 0
+    assert absent_events(by_minute(model.primary.frame(spark))) == 0
     model.primary.lives = [life for life in model.primary.lives if not of_message(1)(life)]
-    assert absent_events(model.primary.frame(spark)) == 3
-    assert absent_events(model.primary.frame(spark), BEGIN + timedelta(minutes=3)) == 0
+    assert absent_events(by_minute(model.primary.frame(spark))) == 3
+    assert absent_events(by_minute(model.primary.frame(spark)), BEGIN + timedelta(minutes=3)) == 0
 
 
 def test_d4_clock_set_back_causes_no_absent_events(spark: SparkSession) -> None:
@@ -153,7 +157,7 @@ def test_d4_clock_set_back_causes_no_absent_events(spark: SparkSession) -> None:
     model = minutes(0)
     again = [life._replace(ordinal=life.ordinal + (1 << 22) + 1_000) for life in model.primary.lives]
     model.primary.lives += again
-    assert absent_events(model.primary.frame(spark)) == 0
+    assert absent_events(by_minute(model.primary.frame(spark))) == 0
 
 
 def test_d4_ledger_with_removed_part_gives_no_verdict(spark: SparkSession) -> None:

@@ -12,9 +12,11 @@ from pyspark.sql import SparkSession
 
 from pairbus.jobs.ledger import read_lives
 from pairbus.jobs.reconcile import ReconcileReport, ReconcileVerdict, reconcile, report
-from pairbus.jobs.reconcile.events import survey
+from pairbus.jobs.reconcile.command import Reconcilable
+from pairbus.jobs.reconcile.events import by_minute, survey
 from pairbus.jobs.reconcile.reconciliation import read_since
 from pairbus.ledger.events import LIVES, LedgerEvent, LifecycleEvent, Stage
+from tests.jobs.ledger.written import operation, write
 from tests.jobs.reconcile.books import BEGIN, RecordedNamespace, lives_frame
 from tests.jobs.reconcile.model import PairModel
 from tests.jobs.reconcile.test_reconcile import LIMIT_S, counts, reconciled
@@ -131,8 +133,40 @@ def test_d4_removed_row_is_counted_as_absent(spark: SparkSession, side: str) -> 
 
 
 def _is_doubted(spark: SparkSession, book: RecordedNamespace, lives: Iterable[LifecycleEvent]) -> bool:
-    found = survey(lives_frame(spark, book.namespace, lives))
+    events = lives_frame(spark, book.namespace, lives)
+    found = survey(events, by_minute(events))
     return bool(found.absent) or found.is_cut_off
+
+
+STEPS = {
+    "accepted": ("primary", LedgerEvent.ACCEPTED, Stage.DIRECT),
+    "diverted": ("secondary", LedgerEvent.ACCEPTED, Stage.BACKLOG),
+    "fetched": ("secondary", LedgerEvent.RECEIVED, Stage.SYPHON),
+    "restored": ("primary", LedgerEvent.ACCEPTED, Stage.SYPHON),
+    "left the backlog": ("secondary", LedgerEvent.COMPLETED, Stage.SYPHON),
+    "received": ("primary", LedgerEvent.RECEIVED, Stage.DIRECT),
+    "received after that": ("primary", LedgerEvent.RECEIVED, Stage.RETURNED),
+    "completed": ("primary", LedgerEvent.COMPLETED, Stage.DIRECT),
+    "completed after that": ("primary", LedgerEvent.COMPLETED, Stage.RETURNED),
+}
+"""The steps of a message, of which each is a row of a ledger."""
+
+
+@pytest.mark.parametrize("minute", ["first", "middle", "last"])
+@pytest.mark.parametrize("step", STEPS)
+def test_d4_no_row_can_be_removed_from_fine_ledgers(spark: SparkSession, step: str, minute: str) -> None:
+    side, event, stage = STEPS[step]
+    rows = [life for life in book_of(MODEL, side).lives if (life.event, life.stage) == (event, stage)]
+    removed = rows[{"first": 0, "middle": len(rows) // 2, "last": -1}[minute]]
+    primary, secondary = (
+        lives_frame(spark, book.namespace, (life for life in book.lives if life is not removed))
+        for book in (book_of(MODEL, name) for name in SIDES)
+    )
+    found = reconcile(primary, secondary)
+    try:
+        assert report(found).verdict is ReconcileVerdict.UNKNOWN
+    finally:
+        found.release()
 
 
 @pytest.fixture(scope="module")
@@ -229,3 +263,55 @@ def test_d4_unmatched_messages_give_no_verdict(spark: SparkSession) -> None:
     reported = reconciled(spark, model)
     assert counts(reported)["orders"]["unmatched"] == 1
     assert reported.verdict is ReconcileVerdict.UNKNOWN
+
+
+def test_d4_unmatched_messages_hide_a_lost_one(spark: SparkSession) -> None:
+    """A message seems to be lost, but the ledger of the secondary is incomplete."""
+    model = PairModel()
+    model.divert("orders", "before")
+    model.syphon(model.divert("orders", "lost"), copies=0)
+    model.drain()
+    model.receive_all()
+    model.secondary.undo(lambda life: life.message_id == "before")
+    reported = reconciled(spark, model)
+    assert [one.message_id for one in reported.missing] == ["lost"]
+    assert reported.verdict is ReconcileVerdict.UNKNOWN
+
+
+@pytest.mark.parametrize(("is_stopped", "verdict"), [(True, ReconcileVerdict.FINE), (False, ReconcileVerdict.UNKNOWN)])
+def test_d4_primary_that_ends_before_a_diversion_gives_no_verdict(
+    spark: SparkSession, is_stopped: bool, verdict: ReconcileVerdict
+) -> None:
+    model = PairModel()
+    model.send("orders", "before")
+    model.receive_all()
+    if is_stopped:
+        model.primary.stop()
+    model.clock.tick(HOUR_MS)
+    model.divert("orders", "during the outage")
+    found = reconciled(spark, model)
+    assert found.verdict is verdict
+    assert any("ends before the last message was diverted" in note for note in found.notes) is not is_stopped
+
+
+@pytest.mark.parametrize("side", ["contoso", "fabrikam"])
+def test_d4_sends_after_the_last_event_give_no_verdict(spark: SparkSession, tmp_path: Path, side: str) -> None:
+    """A file of events was deleted, the file of operations was not."""
+    model = PairModel()
+    model.send("orders", "m")
+    model.receive_all()
+    for book in (model.primary, model.secondary):
+        book.write(tmp_path / book.namespace)
+    pair = Reconcilable(
+        primary=[str(tmp_path / "contoso")], secondary=[str(tmp_path / "fabrikam")], start=None, end=None, name=None
+    )
+    for kind, stage, at in (("send", "direct", 0), ("send", "ping", 2), ("peek", "direct", 2)):
+        sent_at = f"{BEGIN + at * HOUR:%Y-%m-%dT%H:%M}"
+        write(tmp_path / side, [operation(sent_at, kind=kind, stage=stage, namespace=side)])
+    assert pair.report("local[2]", 0).verdict is ReconcileVerdict.FINE
+    write(tmp_path / side, [operation(f"{BEGIN + HOUR:%Y-%m-%dT%H:%M}", namespace=side)])
+    found = pair.report("local[2]", 0)
+    assert found.verdict is ReconcileVerdict.UNKNOWN
+    assert any(
+        "has sends until 2026-03-01 13:00:00 UTC, but its last message event is of" in note for note in found.notes
+    )

@@ -30,12 +30,14 @@ from pairbus.dialect.paths import split_entity_path
 from pairbus.jobs.capture.capture import Capture
 from pairbus.jobs.capture.config import CaptureConfig, CaptureError, QueryFailedError, UncapturableError
 from pairbus.jobs.capture.files import CapturedFile, CaptureDirectory, PieceWriter
+from pairbus.jobs.capture.store import StoreCapture
 from pairbus.jobs.capture.window import CATCHES, Catch
 from pairbus.jobs.lines import FAILED, WAITING, CommandResult, ProgressReporter, ReportLine, reason_of, reported_logs
 from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.data_source import PairbusDataSource
 from pairbus.spark.entity_patterns import resolve_entities
 from pairbus.spark.errors import SparkOptionError
+from pairbus.spark.file_systems import FileSystemError
 from pairbus.spark.locks import active_messages, still_there
 from pairbus.spark.offset import Portion
 from pairbus.spark.options import ReadMode
@@ -44,7 +46,7 @@ from pairbus.spark.session import LIGHT, ensured_session
 
 
 def starting_line(config: CaptureConfig) -> ReportLine:
-    names, to = ", ".join(config.entities), str(config.to.absolute())
+    names, to = ", ".join(config.entities), config.url or str(config.to.absolute())
     return ReportLine(event="starting", text=f"capturing {names} into {to}", facts={"entities": names, "to": to})
 
 
@@ -126,10 +128,16 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def start_query(spark: SparkSession, config: CaptureConfig, capture: Capture, checkpoint: str) -> StreamingQuery:
+def start_query(
+    spark: SparkSession, config: CaptureConfig, capture: Capture | StoreCapture, checkpoint: str
+) -> StreamingQuery:
     """Start the query. Each batch is in the state of the capture before Spark records its end."""
 
     def take(batch: DataFrame, number: int) -> None:
+        if isinstance(capture, StoreCapture):
+            capture.write(batch, number, now_ms)
+            return
+
         def write(writer: PieceWriter) -> Iterator[Catch]:
             for row in batch.mapInArrow(writer, CATCHES).collect():
                 yield Catch.from_row(row.asDict())
@@ -144,21 +152,24 @@ def start_query(spark: SparkSession, config: CaptureConfig, capture: Capture, ch
     )
     if config.once:
         return writer.trigger(availableNow=True).start()
-    interval = min(_INTERVAL, config.limits.length / 2)
+    # A batch that is written to a URL is a window; of a window in a directory, a batch is a part.
+    interval = config.limits.length if isinstance(capture, StoreCapture) else min(_INTERVAL, config.limits.length / 2)
     return writer.trigger(processingTime=f"{interval // timedelta(milliseconds=1)} milliseconds").start()
 
 
 def _messages(spark: SparkSession, config: CaptureConfig) -> DataFrame:
     spark.dataSource.register(PairbusDataSource)
     mode = ReadMode.BROWSE if config.keep else ReadMode.CONSUME
-    return (
+    reader = (
         spark.readStream.format(PairbusDataSource.name())
         .option("connection", str(config.source))
         .option("entities", ",".join(config.entities))
         .option("mode", mode.value)
         .option("maxMessagesPerTrigger", str(config.max_messages))
-        .load()
     )
+    if config.url is not None and config.limits.size_bytes is not None:
+        reader = reader.option("maxBytesPerTrigger", str(config.limits.size_bytes))
+    return reader.load()
 
 
 _PEEK_SIZE: Final = 500
@@ -252,7 +263,7 @@ def run_capture(config: CaptureConfig, reporter: ProgressReporter) -> CommandRes
         try:
             with stopped_by_signals() as stopped:
                 return CaptureCommand(config, reporter).run(stopped)
-        except (MessagingError, CaptureError, SparkOptionError) as error:
+        except (MessagingError, CaptureError, FileSystemError, SparkOptionError) as error:
             return CommandResult(code=FAILED, reason=" ".join(str(error).split()))
         except Exception as error:  # noqa: BLE001 (any error is reported in one line, and ends the command)
             return CommandResult(code=FAILED, reason=reason_of(error))
@@ -275,21 +286,28 @@ class CaptureCommand:
     def run(self, stopped: Event) -> CommandResult:
         """Capture until ``stopped``, or once. Raise any error that prevents it."""
         config = self._config
+        if config.url is not None:
+            store = StoreCapture(config.url, self._note)
+            self._reporter.report(starting_line(config))
+            return self._capture(store, stopped, config.checkpoint or store.checkpoint)
         directory = CaptureDirectory(config.to)
         try:
             self._reporter.report(starting_line(config))
             capture = Capture(directory, config.limits, self._note, _address_of(config.source))
-            checkpoint = config.checkpoint or str(directory.checkpoint)
-            snapshot = asyncio.run(CaptureSnapshot.take(config.source.resolve(), config.entities, keep=config.keep))
-            waiting = (
-                self._once(capture, stopped, checkpoint, snapshot)
-                if config.once
-                else self._run(capture, stopped, checkpoint)
-            )
-            capture.close_all(now_ms())
-            self._reporter.report(ended_line(capture.messages, self._files))
+            return self._capture(capture, stopped, config.checkpoint or str(directory.checkpoint))
         finally:
             directory.close()
+
+    def _capture(self, capture: Capture | StoreCapture, stopped: Event, checkpoint: str) -> CommandResult:
+        config = self._config
+        snapshot = asyncio.run(CaptureSnapshot.take(config.source.resolve(), config.entities, keep=config.keep))
+        waiting = (
+            self._once(capture, stopped, checkpoint, snapshot)
+            if config.once
+            else self._run(capture, stopped, checkpoint)
+        )
+        capture.close_all(now_ms())
+        self._reporter.report(ended_line(capture.messages, self._files))
         return self._result(waiting)
 
     def _note(self, file: CapturedFile) -> None:
@@ -306,9 +324,9 @@ class CaptureCommand:
             code=WAITING, reason=f"{total:,} messages are locked by another receiver; capture once more"
         )
 
-    def _run(self, capture: Capture, stopped: Event, checkpoint: str) -> Mapping[str, int]:
+    def _run(self, capture: Capture | StoreCapture, stopped: Event, checkpoint: str) -> Mapping[str, int]:
         """Run until stopped, and restart a query that fails after it has worked."""
-        with self._session() as spark:
+        with self._session(capture) as spark:
             pause_s = _BACKOFF.first_s
             while not stopped.is_set():
                 began_s, before = time.monotonic(), capture.messages
@@ -324,25 +342,29 @@ class CaptureCommand:
                 stopped.wait(pause_s)
         return {}
 
-    def _once(self, capture: Capture, stopped: Event, checkpoint: str, snapshot: CaptureSnapshot) -> Mapping[str, int]:
+    def _once(
+        self, capture: Capture | StoreCapture, stopped: Event, checkpoint: str, snapshot: CaptureSnapshot
+    ) -> Mapping[str, int]:
         """Capture the existing messages, and return those left. Spark is not started if there are none."""
         config, connection = self._config, self._config.source.resolve()
         if config.keep or asyncio.run(snapshot.waiting(connection, limit=1)):
-            with self._session() as spark:
+            with self._session(capture) as spark:
                 error = self._watch(start_query(spark, config, capture, checkpoint), capture, stopped)
             if error is not None and not stopped.is_set():
                 raise QueryFailedError(reason_of(error))
         return {} if config.keep or stopped.is_set() else asyncio.run(snapshot.waiting(connection))
 
     @contextmanager
-    def _session(self) -> Iterator[SparkSession]:
+    def _session(self, capture: Capture | StoreCapture) -> Iterator[SparkSession]:
         master = self._config.master
         self._reporter.report(spark_line(master))
         config = LIGHT if master.startswith("local") else {}
         with ensured_session(master, app_name="pairbus capture", config=config) as spark:
+            if isinstance(capture, StoreCapture):
+                capture.check(spark)
             yield spark
 
-    def _watch(self, query: StreamingQuery, capture: Capture, stopped: Event) -> Exception | None:
+    def _watch(self, query: StreamingQuery, capture: Capture | StoreCapture, stopped: Event) -> Exception | None:
         """Wait until a query ends or the command is stopped. Return the error of the query, if any."""
         try:
             while query.isActive and not stopped.wait(_TICK_S):
@@ -355,7 +377,7 @@ class CaptureCommand:
             with suppress(PySparkException, Py4JError, OSError):  # Java may have exited
                 query.stop()
 
-    def _wait_for_removal(self, query: StreamingQuery, capture: Capture) -> None:
+    def _wait_for_removal(self, query: StreamingQuery, capture: Capture | StoreCapture) -> None:
         """Wait until Spark plans the next batch, which removes the last one: else others would receive it, too."""
         if self._config.keep or not capture.messages:
             return

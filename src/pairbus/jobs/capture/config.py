@@ -115,8 +115,11 @@ class CaptureConfig:
     entities: tuple[str, ...]
     """Queues and subscriptions, by name or pattern."""
 
-    to: Path
+    to: Path = Path()
     """A directory that the driver and all executors share."""
+
+    url: str | None = None
+    """The URL of a directory in a file system of Spark, to write to it instead."""
 
     limits: WindowLimits = field(default_factory=WindowLimits)
     checkpoint: str | None = None

@@ -164,9 +164,9 @@ _BATCH_ROWS: Final = 8_192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedFile:
-    """A completed file."""
+    """A completed file, or all files of an entity in a batch that was written to a URL."""
 
-    path: Path
+    path: Path | str
     entity: str
     messages: int
     size_bytes: int

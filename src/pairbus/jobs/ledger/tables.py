@@ -61,6 +61,9 @@ OLDEST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _INSTANT: Final = timedelta(microseconds=1)
 
 
+_DAY: Final = re.compile(r"day=\d{4}-\d{2}-\d{2}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
     """A time range, including its start and excluding its end; either may be open."""
@@ -89,6 +92,13 @@ class Period:
         """Return whether a partition may hold rows of this range."""
         first, last = self.first_hour, self.last_hour
         return (first is None or (day, hour) >= first) and (last is None or (day, hour) <= last)
+
+    def has_day(self, directory: str) -> bool:
+        """Return whether a directory may hold rows of this range, or is not that of a day."""
+        if not _DAY.fullmatch(directory):
+            return True
+        day, first, last = directory.removeprefix("day="), self.first_hour, self.last_hour
+        return (first is None or day >= first[0].isoformat()) and (last is None or day <= last[0].isoformat())
 
     def partitions(self) -> Column:
         """Return a condition on the columns day and hour, with which Spark skips directories."""
@@ -144,12 +154,21 @@ class LedgerDirectory:
     def files(self, table: str, period: Period) -> Iterator[Path]:
         """Yield the files of a table that may hold rows of a time range, without those that Spark ignores."""
         root = self.table(table)
-        for file in sorted(root.rglob("*.parquet")):
+        for file in sorted(file for day in self.days(table, period) for file in _parquet_files(day)):
             place = file.relative_to(root)
             if any(part.startswith(("_", ".")) for part in place.parts):
                 continue
             if period.has_hour(*_hour_of_file(file, place.as_posix())):
                 yield file
+
+    def days(self, table: str, period: Period) -> list[Path]:
+        """Return what is in the directory of a table, without the days outside of a time range."""
+        root = self.table(table)
+        return [place for place in root.iterdir() if period.has_day(place.name)] if root.is_dir() else []
+
+    def has_journals(self) -> bool:
+        """Return whether there are journals that are not converted yet."""
+        return (self.path / _OPEN).is_dir() and any((self.path / _OPEN).iterdir())
 
     def journals(self, table: str) -> Mapping[str, Any]:
         """Return the rows of journals that are not converted yet, by the names of their future files."""
@@ -162,6 +181,12 @@ class LedgerDirectory:
         # Read first, listed then: if both exist, the file may hold rows appended after the journal was read.
         closed = {file.stem for file in self.table(table).rglob("*.parquet")}
         return {stem: rows for stem, rows in journals.items() if stem not in closed}
+
+
+def _parquet_files(place: Path) -> Iterable[Path]:
+    if place.is_dir():
+        return place.rglob("*.parquet")
+    return [place] if place.suffix == ".parquet" else []
 
 
 def _hour_of_file(file: Path, place: str) -> tuple[date, int]:
@@ -284,6 +309,18 @@ def check_ledgers(paths: Paths) -> None:
             LedgerDirectory(path=Path(place))
 
 
+def has_files_since(paths: Paths, table: str, time: datetime) -> bool:
+    """Return whether ledgers may hold rows of a time or later; at an address, there may be any."""
+    later = Period(start=time)
+    for place in plain_places(paths):
+        if is_address(place):
+            return True
+        ledger = LedgerDirectory(path=Path(place))
+        if ledger.has_journals() or any(True for _ in ledger.files(table, later)):
+            return True
+    return False
+
+
 def table_schema(table: str) -> StructType:
     """Return the Spark schema of a table."""
     return StructType([StructField(name, _SPARK_TYPES[kind]) for name, kind in COLUMNS[table].items()])
@@ -327,9 +364,12 @@ def _local(spark: SparkSession, table: str, ledger: LedgerDirectory, period: Per
     journals = ledger.journals(table)
     check_footers(ledger.files(table, period), COLUMNS[table])
     parts = [_journal_rows(spark, table, journals).where(period.rows())] if journals else []
-    if ledger.table(table).is_dir():
-        files = _files(spark, table, f"file:{ledger.table(table).absolute()}", period, _excluding(journals))
-        return [files, *parts]
+    if days := [place for place in ledger.days(table, period) if _DAY.fullmatch(place.name)]:
+        # Spark lists what it is given: it need not see the other days. It may list all of a ledger by itself.
+        root = ledger.table(table).absolute()
+        places = [root] if period == Period() else days
+        files = [f"file:{place.absolute()}" for place in places]
+        return [_files(spark, table, f"file:{root}", files, period, _excluding(journals)), *parts]
     return parts or [spark.createDataFrame([], table_schema(table))]
 
 
@@ -364,15 +404,18 @@ def _remote(spark: SparkSession, table: str, address: str, period: Period) -> Da
                 f"the column {field.name!r} of {root} must be {field.dataType.simpleString()}, "
                 f"got {found[field.name].dataType.simpleString()}"
             )
-    return _files(spark, table, root, period, lit(True))
+    return _files(spark, table, root, [root], period, lit(True))
 
 
 # Both.
 
 
-def _files(spark: SparkSession, table: str, root: str, period: Period, wanted: Column) -> DataFrame:
+def _files(
+    spark: SparkSession, table: str, root: str, places: Iterable[str], period: Period, wanted: Column
+) -> DataFrame:
     schema = StructType([*table_schema(table), *_PARTITIONS])
-    files = spark.read.schema(schema).options(pathGlobFilter="*.parquet", basePath=root).parquet(_exactly(root))
+    reader = spark.read.schema(schema).options(pathGlobFilter="*.parquet", basePath=root)
+    files = reader.parquet(*map(_exactly, places))
     return files.where(period.partitions() & period.rows() & wanted).select(*COLUMNS[table])
 
 

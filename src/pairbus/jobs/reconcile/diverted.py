@@ -54,12 +54,13 @@ _OUTCOMES: Final = {
 }
 
 
-def diverted_messages(events: DataFrame, since: datetime | None, last_started: int) -> DataFrame:
+def diverted_messages(events: DataFrame, since: datetime | None, last_started: int, *, with_found: bool) -> DataFrame:
     """Return the messages of the backlog queues, without those that had left them before ``since``.
 
-    A message that was not found when the namespace was last started has left, even if that was not recorded.
+    ``is_accepted`` is false for those that the ledger has only found there. A message that was not found when the
+    namespace was last started has left, even if that was not recorded.
     """
-    accepted = first_seen(events, Stage.BACKLOG).select(
+    accepted = first_seen(events, Stage.BACKLOG, with_found=with_found).select(
         *PLACE,
         lower(trimmed(coalesce("destination", lit("")), lit("/"))).alias("destination"),
         "message_id",
@@ -68,6 +69,7 @@ def diverted_messages(events: DataFrame, since: datetime | None, last_started: i
         col("path").alias("backlog_queue"),
         col("ordinal").alias("diverted_ordinal"),
         col("at").alias("diverted_at"),
+        (col("event") == LedgerEvent.ACCEPTED).alias("is_accepted"),
         "is_deleted",
     )
     ended = is_any(*_OUTCOMES)
@@ -92,6 +94,7 @@ _DIVERTED_COLUMNS: Final = (
     "sequence",
     "diverted_ordinal",
     "diverted_at",
+    "is_accepted",
     "fetched_at",
     "settled_at",
     "ended_at",
@@ -121,10 +124,10 @@ def _outcome(last_started: int) -> Any:
 # session, the first restored one is matched with the first diverted one.
 
 
-def arrivals(events: DataFrame) -> DataFrame:
+def arrivals(events: DataFrame, *, with_found: bool) -> DataFrame:
     """Return messages that the primary has accepted from the syphon, or found in the queue that accepted them."""
     is_first_place = ~col("is_subscription") & (col("sequence") == col("original_sequence"))
-    return first_seen(events.where(is_first_place), Stage.SYPHON).select(
+    return first_seen(events.where(is_first_place), Stage.SYPHON, with_found=with_found).select(
         *PLACE,
         col("path").alias("destination"),
         "message_id",
@@ -159,17 +162,12 @@ def matched(arrivals: DataFrame, diverted: DataFrame) -> DataFrame:
     )
 
 
-def not_restored(diverted: DataFrame, arrivals: DataFrame, repeated: DataFrame) -> DataFrame:
-    """Return messages that have left the backlog and did not arrive.
+def not_restored(diverted: DataFrame, arrived: DataFrame) -> DataFrame:
+    """Return messages that have left the backlog and are not among those that ``arrived``.
 
     A message that the destination has dropped as a duplicate has arrived.
     """
-    arrived = (
-        arrivals.select(*MESSAGE)
-        .unionByName(repeated.select(*MESSAGE))
-        .groupBy(*MESSAGE)
-        .agg(count(lit(1)).alias("arrived"))
-    )
+    counts = arrived.groupBy(*MESSAGE).agg(count(lit(1)).alias("arrived"))
     # Messages that were removed without a syphon are the last to be matched with those that arrived.
     by_likelihood = Window.partitionBy(*MESSAGE).orderBy(
         col("outcome") != DivertedOutcome.COMPLETED, "diverted_ordinal"
@@ -177,7 +175,7 @@ def not_restored(diverted: DataFrame, arrivals: DataFrame, repeated: DataFrame) 
     return (
         diverted.where(col("outcome").isin(*LEFT))
         .withColumn("turn", row_number().over(by_likelihood))
-        .join(arrived, list(MESSAGE), "left")
+        .join(counts, list(MESSAGE), "left")
         .where(col("turn") > coalesce("arrived", lit(0)))
         .drop("turn", "arrived")
     )

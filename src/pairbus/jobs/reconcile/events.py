@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -44,6 +45,7 @@ from pyspark.sql.types import (
 )
 
 from pairbus.dialect.paths import TRANSFER, is_backlog_path, split_entity_path
+from pairbus.jobs.ledger.tables import Period
 from pairbus.ledger.events import LedgerEvent, Stage
 
 # Events that are absent from a ledger between earlier and later ones: a file was deleted or damaged.
@@ -62,38 +64,67 @@ _LAST_MINUTES: Final = 2
 """Minutes with events before a start that names no event, in which events may be absent."""
 
 
-def absent_events(events: DataFrame, since: datetime | None = None, before: int | None = None) -> int:
+def by_minute(events: DataFrame, period: Period | None = None, since: datetime | None = None) -> DataFrame:
+    """Group the events of a ledger by kind and minute: every summary is computed from this table.
+
+    ``chosen`` is the number of events within ``period``. Gaps are counted since ``since``: a gap has the time of its
+    end.
+    """
+    is_gap = col("event") == LedgerEvent.MISSED
+    is_counted = is_gap if since is None else is_gap & (col("at") >= lit(since))
+    minute = floor(unix_seconds("at") / _MINUTE_S).alias("minute")
+    return events.groupBy(*_KIND, shiftright("ordinal", _PROCESS_SHIFT).alias("process"), minute).agg(
+        count(lit(1)).alias("events"),
+        count_if((period or Period()).rows()).alias("chosen"),
+        count_if(is_gap).alias("gaps"),
+        count_if(is_counted).alias("counted_gaps"),
+        sum_of(when(is_counted, col("sequence"))).alias("missed"),
+        count_if((col("event") == LedgerEvent.REMOVED) & (col("sequence") == 0)).alias("deletions"),
+        least_of("at").alias("first_at"),
+        greatest_of("at").alias("last_at"),
+        least_of("ordinal").alias("first"),
+        greatest_of(col("ordinal") + when(is_gap, col("sequence") - 1).otherwise(0)).alias("last"),
+        min_by("sequence", "ordinal").alias("first_sequence"),
+    )
+
+
+_KIND: Final = ("namespace", "entity", "event", "stage")
+
+
+def absent_events(minutes: DataFrame, since: datetime | None = None, before: int | None = None) -> int:
     """Count the events that are absent, since a given time; those reported as missed do not count.
 
-    ``before`` is the largest ordinal of earlier events that are not in ``events``, if there are any.
+    ``minutes`` is the result of ``by_minute``. ``before`` is the largest ordinal of earlier events that are not in it,
+    if there are any.
     """
-    minutes = _minutes(events, before)
+    in_order = _in_order(minutes, before)
     if since is not None:
-        minutes = minutes.where(col("minute") >= int(since.timestamp()) // _MINUTE_S)
-    (row,) = minutes.agg(sum_of(_absent()).alias("absent")).collect()
+        in_order = in_order.where(col("minute") >= int(since.timestamp()) // _MINUTE_S)
+    (row,) = in_order.agg(sum_of(_absent()).alias("absent")).collect()
     return int(row["absent"] or 0)
 
 
-def _minutes(events: DataFrame, before: int | None) -> DataFrame:
-    """Aggregate events by minute, in order: there are few such rows, and each covers little."""
-    is_start = col("event") == LedgerEvent.STARTED
-    is_gap = col("event") == LedgerEvent.MISSED
-    minutes = events.groupBy(
-        shiftright("ordinal", _PROCESS_SHIFT).alias("process"), floor(unix_seconds("at") / _MINUTE_S).alias("minute")
-    ).agg(
-        count(lit(1)).alias("events"),
-        least_of("ordinal").alias("first"),
-        greatest_of(col("ordinal") + when(is_gap, col("sequence") - 1).otherwise(0)).alias("last"),
-        count_if(is_gap).alias("gaps"),
-        least_of(when(is_start, col("ordinal"))).alias("first_start"),
-        greatest_of(when(is_start, col("ordinal"))).alias("last_start"),
-        least_of(when(is_start, col("sequence"))).alias("confirmed"),
+def _in_order(minutes: DataFrame, before: int | None) -> DataFrame:
+    """Combine the kinds of events in each minute: there are few such rows, and each covers little."""
+    is_start, is_stop = col("event") == LedgerEvent.STARTED, col("event") == LedgerEvent.STOPPED
+    combined = minutes.groupBy("process", "minute").agg(
+        *(sum_of(name).alias(name) for name in ("events", "gaps")),
+        least_of("first").alias("first"),
+        greatest_of("last").alias("last"),
+        least_of(when(is_start, col("first"))).alias("first_start"),
+        greatest_of(when(is_start, col("last"))).alias("last_start"),
+        least_of(when(is_start, col("first_sequence"))).alias("confirmed"),
+        greatest_of(when(is_stop, col("last"))).alias("last_stop"),
     )
     in_order = Window.orderBy("first")
-    names_none = coalesce(col("confirmed") == 0, lit(False))
-    soon = (lead(names_none, ahead, default=False).over(in_order) for ahead in range(1, _LAST_MINUTES + 1))
-    last_before = lag("last", default=before).over(in_order)
-    return minutes.select("*", last_before.alias("before"), reduce(or_, soon).alias("may_be_undone"))
+    # An orderly stop is the last event of its process: what was recorded before it has not been undone.
+    is_stopped = coalesce(lag(col("last_stop") == col("last")).over(in_order), lit(False))
+    may_undo = coalesce(col("confirmed") == 0, lit(False)) & ~is_stopped
+    starts = combined.select(
+        "*", lag("last", default=before).over(in_order).alias("before"), may_undo.alias("may_undo")
+    )
+    soon = (lead("may_undo", ahead, default=False).over(in_order) for ahead in range(1, _LAST_MINUTES + 1))
+    return starts.select("*", reduce(or_, soon).alias("may_be_undone"))
 
 
 def _absent() -> Column:
@@ -141,6 +172,9 @@ class LedgerContents:
     counts: Mapping[str, int]
     """Number of events by kind."""
 
+    largest: int
+    """Number of events of the entity with the most."""
+
     missed: int
     """Number of events that could not be recorded."""
 
@@ -158,6 +192,9 @@ class LedgerContents:
 
     first_at: datetime | None
     last_at: datetime | None
+    is_stopped: bool
+    """True if the last event is an orderly stop."""
+
     is_cut_off: bool
     """True if events before the first relevant one existed and are absent."""
 
@@ -172,62 +209,66 @@ class LedgerContents:
 
 def survey(
     events: DataFrame,
+    minutes: DataFrame,
     since: datetime | None = None,
     start: datetime | None = None,
     last_before: Callable[[], int | None] = lambda: None,
+    whole_from: datetime | None = None,
 ) -> LedgerContents:
     """Summarize the message events of a namespace; this takes a second pass if entities were deleted.
 
-    Gaps and absent events are counted since ``since``: a gap has the time of its end. The ledger must go back to
+    ``minutes`` is the result of ``by_minute``. Absent events are counted since ``since``. The ledger must go back to
     ``start``, or to its own start. ``last_before`` returns the largest ordinal that is too old for ``events``; it is
-    called only if these do not go back far enough.
+    called only if these do not go back far enough. ``events`` has all events since ``whole_from``, an hour, and of
+    those before it the last one and some others.
     """
-    event = col("event")
-    is_gap = (event == LedgerEvent.MISSED) & (lit(True) if since is None else col("at") >= lit(since))
+    is_whole = lit(True) if whole_from is None else col("minute") >= int(whole_from.timestamp()) // _MINUTE_S
     rows = (
-        events.groupBy("namespace", "entity", "event")
+        minutes.groupBy(*_KIND)
         .agg(
-            count(lit(1)).alias("rows"),
-            sum_of(when(is_gap, col("sequence"))).alias("missed"),
-            count_if(is_gap).alias("gaps"),
-            count_if((event == LedgerEvent.REMOVED) & (col("sequence") == 0)).alias("deletions"),
-            least_of("at").alias("first_at"),
-            greatest_of("at").alias("last_at"),
-            least_of("ordinal").alias("first_ordinal"),
-            greatest_of("ordinal").alias("last_ordinal"),
-            min_by("sequence", "ordinal").alias("first_sequence"),
+            *(sum_of(name).alias(name) for name in ("events", "missed", "counted_gaps", "deletions")),
+            least_of(when(is_whole, col("first_at"))).alias("first_at"),
+            greatest_of("last_at").alias("last_at"),
+            least_of("first").alias("first"),
+            greatest_of("last").alias("last"),
+            greatest_of(when(~is_whole, col("last"))).alias("last_before"),
+            min_by("first_sequence", "first").alias("first_sequence"),
         )
         .collect()
     )
-    first_at = min((row["first_at"] for row in rows), default=None)
+    first_at = min((row["first_at"] for row in rows if row["first_at"] is not None), default=None)
     is_covered = first_at is None or (start is not None and first_at.astimezone(UTC) < start)
-    before = None if is_covered else last_before()
+    before = max((row["last_before"] for row in rows if row["last_before"] is not None), default=None)
+    if before is None and not is_covered:
+        before = last_before()
     deletions = _deletions(events) if any(row["deletions"] for row in rows) else {}
     return LedgerContents(
         namespaces=frozenset(row["namespace"] for row in rows),
         entities=tuple(_entities({row["entity"] for row in rows}, deletions)),
-        counts=_counts(rows),
+        counts=_counts(rows, "event"),
+        largest=max(_counts(rows, "entity").values(), default=0),
         missed=sum(row["missed"] or 0 for row in rows),
-        gaps=sum(row["gaps"] for row in rows),
-        absent=absent_events(events, since, before),
-        last_started=max((row["last_ordinal"] for row in rows if row["event"] == LedgerEvent.STARTED), default=0),
+        gaps=sum(row["counted_gaps"] for row in rows),
+        absent=absent_events(minutes.where(is_whole), since, before),
+        last_started=max((row["last"] for row in rows if row["event"] == LedgerEvent.STARTED), default=0),
         started_at=max((row["last_at"] for row in rows if row["event"] == LedgerEvent.STARTED), default=None),
         first_at=first_at,
         last_at=max((row["last_at"] for row in rows), default=None),
+        is_stopped=bool(rows) and max(rows, key=lambda row: row["last"])["event"] == LedgerEvent.STOPPED,
         is_cut_off=not is_covered and before is None and not _is_first_start(rows),
     )
 
 
-def _counts(rows: Iterable[Row]) -> dict[str, int]:
-    counts: dict[str, int] = {}
+def _counts(rows: Iterable[Row], by: str) -> Counter[str]:
+    counts: Counter[str] = Counter()
     for row in rows:
-        counts[row["event"]] = counts.get(row["event"], 0) + row["rows"]
+        counts[row[by]] += row["events"]
     return counts
 
 
 def _is_first_start(rows: Iterable[Row]) -> bool:
     """Return whether the first event is the start of a namespace that had recorded nothing before."""
-    first = min(rows, key=lambda row: row["first_ordinal"])
+    first = min(rows, key=lambda row: row["first"])
     return bool(first["event"] == LedgerEvent.STARTED and first["first_sequence"] == 0)
 
 
@@ -324,12 +365,14 @@ def entity_table(events: DataFrame, entities: list[LedgerEntity]) -> DataFrame:
     return events.sparkSession.createDataFrame(table, schema)
 
 
-def first_seen(events: DataFrame, stage: Stage) -> DataFrame:
+def first_seen(events: DataFrame, stage: Stage, *, with_found: bool) -> DataFrame:
     """Return the acceptance of messages, or, if that is not in the ledger, the event with which they were first found.
 
     Routed messages were accepted elsewhere, even if both entities have assigned the same number.
     """
     accepted = events.where((col("event") == LedgerEvent.ACCEPTED) & (col("stage") == stage))
+    if not with_found:
+        return accepted
     found = events.where((col("event") == LedgerEvent.FOUND) & (col("stage") == stage))
     first = found.groupBy(*PLACE).agg(least_of("ordinal").alias("ordinal"))
     begun = events.where(is_any(LedgerEvent.ACCEPTED, LedgerEvent.ROUTED))

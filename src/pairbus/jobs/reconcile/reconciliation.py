@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from pyspark.sql.functions import (
     lit,
     percentile_approx,
     shiftright,
+    timestamp_seconds,
     unix_millis,
     when,
 )
@@ -41,7 +43,18 @@ from pairbus.jobs.reconcile.diverted import (
     matched,
     not_restored,
 )
-from pairbus.jobs.reconcile.events import PLACE, LedgerContents, LedgerEntity, entity_table, located, repeated, survey
+from pairbus.jobs.reconcile.events import (
+    MESSAGE,
+    PLACE,
+    LedgerContents,
+    LedgerEntity,
+    by_minute,
+    entity_table,
+    located,
+    repeated,
+    survey,
+)
+from pairbus.jobs.reconcile.open_messages import OpenMessages, last_event, open_in_backlog
 from pairbus.ledger.events import LedgerEvent, Stage
 
 
@@ -133,12 +146,13 @@ class OutageSpan:
 def diversion_of(diverted: DataFrame, arrivals: DataFrame, correction: timedelta) -> OutageSpan:
     """Return the times of the first and last diverted message, and of the last restored one."""
     away = unix_millis("diverted_at")
-    (went,) = diverted.agg(least_of(away).alias("first"), greatest_of(away).alias("last")).collect()
-    (came,) = arrivals.agg(greatest_of(unix_millis("restored_at")).alias("last")).collect()
+    went = diverted.agg(least_of(away).alias("first"), greatest_of(away).alias("last"))
+    came = arrivals.agg(greatest_of(unix_millis("restored_at")).alias("last_restored"))
+    (row,) = went.crossJoin(came).collect()
     return OutageSpan(
-        first_at=_time(went["first"], correction),
-        last_at=_time(went["last"], correction),
-        last_restored_at=_time(came["last"]),
+        first_at=_time(row["first"], correction),
+        last_at=_time(row["last"], correction),
+        last_restored_at=_time(row["last_restored"]),
     )
 
 
@@ -153,6 +167,9 @@ def _time(ms: int | None, correction: timedelta = timedelta()) -> datetime | Non
 
 _LATEST: Final = ("direct_ordinal", "direct_at", "restored_ordinal", "restored_at")
 """The latest acceptance so far, of direct messages and of restored ones."""
+
+SORTED_AT_ONCE: Final = 5_000_000
+"""Maximum number of events of an entity whose messages are sorted by one task."""
 
 INTERVALS: Final = 256
 
@@ -183,6 +200,13 @@ def overtaken_in_intervals(rows: DataFrame, by: Sequence[str], span: timedelta) 
     within = _latest(placed, [*by, "interval"]).join(before, [*by, "interval"])
     latest = {f"latest_{name}": greatest(f"latest_{name}", f"before_{name}") for name in _LATEST}
     return within.withColumns(latest).where(_is_late())
+
+
+def near_disorder(rows: DataFrame, late: DataFrame, by: Sequence[str]) -> DataFrame:
+    """Return the ``rows`` that may have overtaken a ``late`` one, and those: most of a ledger is in order."""
+    spans = late.groupBy(*by).agg(least_of("sent_at").alias("from_at"), greatest_of("received_at").alias("to_at"))
+    is_near = (col("sent_at") >= col("from_at")) & (col("received_at") <= col("to_at"))
+    return rows.join(broadcast(spans), list(by)).where(is_near).drop("from_at", "to_at")
 
 
 def _with_sent(rows: DataFrame) -> DataFrame:
@@ -218,7 +242,7 @@ _LINE: Final = ("entity_id", "incarnation", "partition", "line")
 """The columns that identify a sequence of messages delivered in the order of their numbers."""
 
 
-def never_delivered(copies: DataFrame, among: DataFrame) -> DataFrame:
+def never_delivered(open_copies: DataFrame, among: DataFrame) -> DataFrame:
     """Return the copies that should have been delivered: lower numbers are delivered first, at least in a session.
 
     Scheduled messages are not due yet, whatever their number.
@@ -226,7 +250,7 @@ def never_delivered(copies: DataFrame, among: DataFrame) -> DataFrame:
     received = _in_line(among.where(col("deliveries") > 0))
     furthest = received.groupBy(*_LINE).agg(greatest_of("sequence").alias("furthest"))
     return (
-        _in_line(copies.where(col("waits") & (col("deliveries") == 0) & (col("scheduled") == 0)))
+        _in_line(open_copies.where(col("waits") & (col("deliveries") == 0) & (col("scheduled") == 0)))
         .join(furthest, list(_LINE))
         .where(col("sequence") < col("furthest"))
         .drop("partition", "line", "furthest")
@@ -241,35 +265,34 @@ def _in_line(copies: DataFrame) -> DataFrame:
 LINES: Final = ("direct", "diverted", "syphoned", "received")
 
 
-def timeline(primary: DataFrame, secondary: DataFrame, period: Period, correction: timedelta) -> DataFrame:
-    """Count messages by minute: accepted from senders by either namespace, restored by the syphon, and received."""
-    in_primary = primary.where(col("event").isin(LedgerEvent.ACCEPTED, LedgerEvent.RECEIVED)).select(
-        "at", "event", "stage", _is(True)
-    )
-    away = secondary.where((col("event") == LedgerEvent.ACCEPTED) & (col("stage") == Stage.BACKLOG)).select(
-        (col("at") + lit(correction)).alias("at"), "event", "stage", _is(False)
-    )
-    accepted, is_in_primary, syphon = (
-        col("event") == LedgerEvent.ACCEPTED,
-        col("is_in_primary"),
-        col("stage") == Stage.SYPHON,
-    )
-    return (
-        in_primary.unionByName(away)
-        .where(period.rows())
-        .groupBy(date_trunc("minute", "at").alias("minute"))
-        .agg(
-            count_if(is_in_primary & accepted & ~syphon).alias("direct"),
-            count_if(~is_in_primary).alias("diverted"),
-            count_if(is_in_primary & accepted & syphon).alias("syphoned"),
-            count_if(is_in_primary & ~accepted).alias("received"),
+def timeline(minutes: DataFrame, entities: DataFrame, diverted: DataFrame) -> DataFrame:
+    """Count messages by minute: accepted from senders by either namespace, restored by the syphon, and received.
+
+    ``minutes`` are those of the primary's ledger, in which only these ``entities`` count; ``diverted`` has the time of
+    each message that the backlog has accepted, ``at``.
+    """
+    accepted, syphon = col("event") == LedgerEvent.ACCEPTED, col("stage") == Stage.SYPHON
+    in_primary = (
+        minutes.where(col("event").isin(LedgerEvent.ACCEPTED, LedgerEvent.RECEIVED))
+        .join(broadcast(entities.select("entity")), "entity", "left_semi")
+        .select(
+            timestamp_seconds(col("minute") * 60).alias("minute"),
+            when(accepted & ~syphon, col("chosen")).alias("direct"),
+            lit(0).cast("long").alias("diverted"),
+            when(accepted & syphon, col("chosen")).alias("syphoned"),
+            when(~accepted, col("chosen")).alias("received"),
         )
-        .orderBy("minute")
     )
-
-
-def _is(in_primary: bool) -> Column:
-    return lit(in_primary).alias("is_in_primary")
+    zero = lit(0).cast("long")
+    away = diverted.select(
+        date_trunc("minute", "at").alias("minute"),
+        zero.alias("direct"),
+        lit(1).cast("long").alias("diverted"),
+        zero.alias("syphoned"),
+        zero.alias("received"),
+    )
+    counted = in_primary.unionByName(away).groupBy("minute").agg(*(_sum(name) for name in LINES))
+    return counted.where(reduce(operator.add, map(col, LINES)) > 0).orderBy("minute")
 
 
 MEASURES: Final[Mapping[str, str]] = MappingProxyType(
@@ -326,6 +349,28 @@ def forwarded_counts(copies: DataFrame) -> DataFrame:
     )
 
 
+def skipped_counts(copies: DataFrame) -> DataFrame:
+    """Return the counts of messages that were never delivered, and the corrections of the waiting ones."""
+    found = count_if(lit(True))
+    return copies.groupBy("entity_id").agg(found.alias("missing"), (-found).alias("waiting"))
+
+
+def disorder_counts(late: DataFrame) -> DataFrame:
+    is_within_session = col("is_within_session")
+    return late.groupBy("entity_id").agg(
+        count_if(~is_within_session).alias("out_of_order"),
+        count_if(is_within_session).alias("out_of_order_in_session"),
+    )
+
+
+def arrival_counts(matched: DataFrame, is_diverted_chosen: Column, is_restored_chosen: Column) -> DataFrame:
+    return matched.groupBy("entity_id").agg(
+        count_if(is_diverted_chosen).alias("syphoned"),
+        count_if(is_diverted_chosen & col("is_surplus")).alias("duplicated"),
+        count_if(is_restored_chosen & col("diverted").isNull()).alias("unmatched"),
+    )
+
+
 def diverted_counts(diverted: DataFrame) -> DataFrame:
     return diverted.groupBy(col("destination").alias("entity")).agg(
         count_if(lit(True)).alias("diverted"),
@@ -346,11 +391,12 @@ def counted(rows: DataFrame, name: str, by: str = "entity_id") -> DataFrame:
 
 
 def totals(by_id: Iterable[DataFrame], by_path: Iterable[DataFrame], entities: DataFrame) -> DataFrame:
-    """Combine all counts, with a row for each entity that has any."""
+    """Combine all counts, with a row for each entity that has any. A measure without counts is 0."""
     paths = entities.select("entity_id", col("path").alias("entity")).distinct()
     found = _union(by_id).join(broadcast(paths), "entity_id").drop("entity_id")
     combined = _union([found, *by_path])
-    return combined.groupBy("entity").agg(*(_sum(name) for name in MEASURES)).orderBy("entity")
+    sums = (_sum(name) if name in combined.columns else lit(0).cast("long").alias(name) for name in MEASURES)
+    return combined.groupBy("entity").agg(*sums).orderBy("entity")
 
 
 def _union(parts: Iterable[DataFrame]) -> DataFrame:
@@ -369,6 +415,10 @@ NOT_RESTORED: Final = "not restored"
 REMOVED_FROM_BACKLOG: Final = "removed from the backlog"
 NEVER_DELIVERED: Final = "never delivered"
 UNREADABLE: Final = "unreadable"
+
+
+TABLES: Final = ("totals", "missing", "duplicated", "disordered", "delivered", "timeline")
+"""The tables of a result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,7 +457,19 @@ class Reconciliation:
     name: str | None
     """The primary's name in the paths of the backlog queues, if it was given."""
 
+    first_disordered: Callable[[int], DataFrame] = field(repr=False)
+    """Returns the first so many rows of ``disordered``: by ``received_at``, ``entity`` and ``sequence``."""
+
+    open_messages: Callable[[datetime], OpenMessages] = field(repr=False)
+    """Returns the messages that were in the backlog at a time, which must not be before ``read_since(start)``."""
+
     _kept: DataFrame = field(repr=False)
+
+    def save(self, place: str, table_format: str = "parquet") -> None:
+        """Write each table to a directory of its name below ``place``, in a format that the session has."""
+        for name in TABLES:
+            table: DataFrame = getattr(self, name)
+            table.write.format(table_format).mode("overwrite").save(f"{place.rstrip('/')}/{name}")
 
     def release(self) -> None:
         """Remove the data kept on disk; tables used after that are computed from the ledgers."""
@@ -426,6 +488,7 @@ def reconcile(
     end: datetime | None = None,
     name: str | None = None,
     earlier: Callable[[], DataFrame] | None = None,
+    carried: OpenMessages | None = None,
 ) -> Reconciliation:
     """Compare the message events of two namespaces.
 
@@ -433,7 +496,8 @@ def reconcile(
     as the ledgers go. ``name`` is the primary's name in the paths of the backlog queues. By default it is that of its
     namespace, if there are such queues; otherwise all backlog queues of the secondary are used. ``earlier`` returns the
     primary's events before ``read_since(start)`` if ``primary_events`` lack them; it is called only if the primary's
-    ledger may lack its start.
+    ledger may lack its start. ``carried`` are the messages that were open in the secondary at an hour that is not
+    after ``read_since(start)``: then ``secondary_events`` need not go back further.
 
     Raise ``LedgersMixedError`` if there are several namespaces on a side, or one on both.
     """
@@ -443,9 +507,13 @@ def reconcile(
     last_before = partial(_last_before, earlier or (lambda: unread), since)
     if since is not None:
         primary_events = primary_events.where(col("at") >= lit(since))
-    primary, secondary = survey(primary_events, since, start, last_before), survey(secondary_events, since, start)
-    _check(primary, secondary)
-    return _Comparison(primary_events, secondary_events, primary, secondary, period, since, name).result()
+    home = _Ledger.of(primary_events, period, since, last_before)
+    whole_from = None if carried is None else carried.until
+    if carried is not None:
+        secondary_events = secondary_events.where(col("at") >= lit(carried.until)).unionByName(carried.secondary)
+    away = _Ledger.of(secondary_events, period, since, whole_from=whole_from)
+    _check(home.contents, away.contents)
+    return _Comparison(home, away, period, since, name, carried).result()
 
 
 def _last_before(earlier: Callable[[], DataFrame], since: datetime | None) -> int | None:
@@ -469,72 +537,98 @@ def _check(primary: LedgerContents, secondary: LedgerContents) -> None:
         raise LedgersMixedError(f"both ledgers belong to the namespace {name!r}; a pair has two")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ledger:
+    """One side of a pair."""
+
+    events: DataFrame
+    minutes: DataFrame
+    contents: LedgerContents
+
+    @classmethod
+    def of(
+        cls,
+        events: DataFrame,
+        period: Period,
+        since: datetime | None,
+        last_before: Callable[[], int | None] = lambda: None,
+        whole_from: datetime | None = None,
+    ) -> _Ledger:
+        minutes = _lazily_kept(by_minute(events, period, since))
+        contents = survey(events, minutes, since, period.start, last_before, whole_from)
+        return cls(events=events, minutes=minutes, contents=contents)
+
+
 class _Comparison:
-    """The steps from two ledgers to the result. Tables that several of them need are kept on disk."""
+    """The steps from two ledgers to the result. Tables that several of them need are kept.
+
+    Each step reads as few rows as it can, and is left out if the summaries of the ledgers show that it has none: most
+    of the time with a small ledger is planning.
+    """
 
     def __init__(
         self,
-        primary_events: DataFrame,
-        secondary_events: DataFrame,
-        primary: LedgerContents,
-        secondary: LedgerContents,
+        home: _Ledger,
+        away: _Ledger,
         period: Period,
         since: datetime | None,
         name: str | None,
+        carried: OpenMessages | None,
     ) -> None:
+        primary, secondary = home.contents, away.contents
         self._primary, self._secondary, self._period, self._name = primary, secondary, period, name
         self._entities = [one for one in primary.entities if one.backlog_of is None and not one.is_dead_letters]
-        self._primary_events = primary_events
-        self._events = located(primary_events, self._entities)
-        self._backlog = located(secondary_events, _backlog_queues(primary, secondary, name))
-        self._diverted = _materialize(diverted_messages(self._backlog, since, secondary.last_started))
-        self._repeated = repeated(primary_events, self._entities)
-        self._matched = _materialize(matched(arrivals(self._events), self._diverted))
+        self._primary_events, self._minutes = home.events, home.minutes
+        self._events = located(home.events, self._entities)
+        self._backlog = located(away.events, _backlog_queues(primary, secondary, name))
+        self._secondary_events, self._carried = away.events, carried
+        with_found = secondary.has(LedgerEvent.FOUND)
+        self._diverted = _kept(diverted_messages(self._backlog, since, secondary.last_started, with_found=with_found))
+        self._repeated = repeated(home.events, self._entities) if primary.has(LedgerEvent.REPEATED) else None
+        with_found = primary.has(LedgerEvent.FOUND)
+        self._matched = _kept(matched(arrivals(self._events, with_found=with_found), self._diverted))
         self._clocks = compare_clocks(self._matched)
-        self._copies = copies_of(self._events, primary.last_started).persist(StorageLevel.DISK_ONLY)
+        self._copies = copies_of(self._events, primary.last_started).persist(_STORED)
 
     def result(self) -> Reconciliation:
         copies = self._restored()
         chosen = self._with_direct(copies.where(self._is_restored_chosen()), self._is_chosen("sent_at"))
         sent = self._with_direct(copies.where(col("sent_ordinal").isNotNull()))
         diverted = self._diverted.where(self._is_chosen("diverted_at"))
-        lost = _materialize(self._not_restored())
+        lost = _kept(self._not_restored())
         restored = self._matched.where(self._is_chosen("diverted_at"))
-        surplus = restored.where("is_surplus")
-        late, late_in_session = self._late(sent)
-        forwarded = _materialize(self._forwarded(chosen))
-        skipped = _materialize(never_delivered(chosen.join(forwarded, list(PLACE), "left_anti"), self._copies))
+        late = self._late(sent)
+        open_copies = _lazily_kept(chosen.where(col("waits") | col("is_unrecorded")))
+        is_any_open = open_copies.count() > 0
+        forwarded = self._forwarded(open_copies) if is_any_open else None
+        skipped = self._skipped(open_copies, forwarded) if is_any_open else None
+        by_id = [
+            copy_counts(chosen),
+            None if forwarded is None else forwarded_counts(forwarded),
+            None if skipped is None else skipped_counts(skipped),
+            disorder_counts(late),
+            arrival_counts(self._matched, self._is_chosen("diverted_at"), self._is_chosen("restored_at")),
+            None if self._repeated is None else counted(self._repeated.where(self._is_chosen("at")), "repeated"),
+        ]
+        missing = [
+            lost.drop("is_proved"),
+            None if skipped is None else self._missing_rows(skipped, NEVER_DELIVERED),
+            self._missing_rows(chosen.where(col("set_aside") > 0), UNREADABLE),
+        ]
         return Reconciliation(
             totals=totals(
-                [
-                    copy_counts(chosen),
-                    forwarded_counts(forwarded),
-                    counted(skipped, "missing").withColumn("waiting", -col("missing")),
-                    counted(late, "out_of_order"),
-                    counted(late_in_session, "out_of_order_in_session"),
-                    counted(surplus, "duplicated"),
-                    counted(restored, "syphoned"),
-                    counted(
-                        self._matched.where(col("diverted").isNull() & self._is_chosen("restored_at")), "unmatched"
-                    ),
-                    counted(self._repeated.where(self._is_chosen("at")), "repeated"),
-                ],
+                _present(by_id),
                 [diverted_counts(diverted), counted(lost, "missing", by="entity")],
                 self._entity_table(),
             ),
-            missing=lost.drop("is_proved")
-            .unionByName(self._missing_rows(skipped, NEVER_DELIVERED))
-            .unionByName(self._missing_rows(chosen.where(col("set_aside") > 0), UNREADABLE)),
-            duplicated=surplus.select(
+            missing=_union(_present(missing)),
+            duplicated=restored.where("is_surplus").select(
                 col("destination").alias("entity"), "message_id", "session_id", "diverted_at", "restored_at", "sequence"
             ),
-            disordered=self._named(
-                late.withColumn("is_within_session", lit(False)).unionByName(
-                    late_in_session.withColumn("is_within_session", lit(True)), allowMissingColumns=True
-                )
-            ).select("entity", "sequence", "message_id", "session_id", "sent_at", "received_at", "is_within_session"),
+            disordered=self._disordered(late, self._events),
+            first_disordered=partial(self._first_disordered, late),
             delivered=self._delivered(copies),
-            timeline=timeline(self._events, self._backlog, self._period, self._clocks.correction),
+            timeline=timeline(self._minutes, self._entity_table(), self._diverted_at()),
             unproved=lost.where(~col("is_proved")).drop("is_proved"),
             diversion=diversion_of(diverted, restored, self._clocks.correction),
             clocks=self._clocks,
@@ -542,8 +636,20 @@ class _Comparison:
             secondary=self._secondary,
             period=self._period,
             name=self._name,
+            open_messages=self._open_messages,
             _kept=self._copies,
         )
+
+    def _open_messages(self, until: datetime) -> OpenMessages:
+        is_before, ended_at = col("at") < lit(until), col("ended_at")
+        primary = self._primary_events.where(is_before)
+        if self._carried is not None:
+            primary = primary.unionByName(self._carried.primary)
+        is_open = ended_at.isNull() | (ended_at >= lit(until))
+        secondary = open_in_backlog(
+            self._secondary_events.where(is_before), self._backlog.where(is_before), self._diverted.where(is_open)
+        )
+        return OpenMessages(until=until, primary=last_event(primary), secondary=secondary)
 
     # Copies of messages, with the time they were sent.
 
@@ -559,7 +665,7 @@ class _Comparison:
         origins = self._matched.select("restored_ordinal", "diverted_ordinal", "diverted_at")
         found = restored.join(found_arrivals.join(origins, "restored_ordinal", "left"), list(PLACE), "left")
         sent_at = col("diverted_at") + lit(self._clocks.correction)
-        return _materialize(
+        return _kept(
             found.drop("restored_ordinal").select(
                 "*", col("diverted_ordinal").alias("sent_ordinal"), sent_at.alias("sent_at")
             )
@@ -572,13 +678,21 @@ class _Comparison:
     def _is_chosen(self, column: str) -> Column:
         return _within(self._period, column)
 
+    def _diverted_at(self) -> DataFrame:
+        """Return the times at which the backlog accepted messages, on the primary's clock."""
+        at = (col("diverted_at") + lit(self._clocks.correction)).alias("at")
+        return self._diverted.where("is_accepted").select(at).where(self._period.rows())
+
     def _is_restored_chosen(self) -> Column:
         return when(col("diverted_at").isNull(), self._is_chosen("at")).otherwise(self._is_chosen("diverted_at"))
 
     # Results.
 
     def _not_restored(self) -> DataFrame:
-        lost = not_restored(self._diverted, self._matched, dropped_arrivals(self._repeated))
+        arrived = self._matched.select(*MESSAGE)
+        if self._repeated is not None:
+            arrived = arrived.unionByName(dropped_arrivals(self._repeated).select(*MESSAGE))
+        lost = not_restored(self._diverted, arrived)
         return lost.where(self._is_chosen("diverted_at")).select(
             col("destination").alias("entity"),
             "message_id",
@@ -603,21 +717,41 @@ class _Comparison:
             is_before_end &= fetched_at >= lit(self._primary.first_at)
         return coalesce(is_before_end, lit(False))
 
-    def _late(self, sent: DataFrame) -> tuple[DataFrame, DataFrame]:
+    def _late(self, sent: DataFrame) -> DataFrame:
+        """Return the messages that are out of order in their entity, and those that are within their session.
+
+        A message that is out of order within its session is so in its entity, too.
+        """
         rows = sent.where(col("received_ordinal").isNotNull()).select(
             *PLACE, "session", "received_ordinal", "received_at", "is_restored", "sent_ordinal", "sent_at"
         )
-        place = ("entity_id", "incarnation")
-        late = overtaken_in_intervals(rows, place, self._primary.span)
-        in_session = overtaken(rows.where(col("session").isNotNull()), (*place, "session"))
-        is_chosen = self._is_chosen("sent_at")
-        return late.where(is_chosen), in_session.where(is_chosen)
+        place, is_chosen, in_session = (
+            ("entity_id", "incarnation"),
+            self._is_chosen("sent_at"),
+            col("session").isNotNull(),
+        )
+        in_place = (
+            overtaken(rows, place)
+            if self._primary.largest <= SORTED_AT_ONCE
+            else overtaken_in_intervals(rows, place, self._primary.span)
+        )
+        late = _kept(in_place.where(is_chosen).select(rows.columns))
+        in_entity = late.withColumn("is_within_session", lit(False))
+        if late.where(in_session).isEmpty():
+            return in_entity
+        near = near_disorder(rows.where(in_session), late, place)
+        late_in_session = _kept(overtaken(near, (*place, "session")).where(is_chosen).select(rows.columns))
+        return in_entity.unionByName(late_in_session.withColumn("is_within_session", lit(True)))
 
-    def _forwarded(self, chosen: DataFrame) -> DataFrame:
+    def _forwarded(self, open_copies: DataFrame) -> DataFrame | None:
         """Return the messages that a queue has forwarded at once."""
         if not self._primary.has(LedgerEvent.ROUTED, LedgerEvent.REPEATED):
-            return chosen.where(lit(False))
-        return forwarded(chosen, self._primary_events)
+            return None
+        return _kept(forwarded(open_copies, self._primary_events))
+
+    def _skipped(self, open_copies: DataFrame, forwarded: DataFrame | None) -> DataFrame:
+        held = open_copies if forwarded is None else open_copies.join(forwarded, list(PLACE), "left_anti")
+        return _kept(never_delivered(held, self._copies))
 
     def _delivered(self, restored: DataFrame) -> DataFrame:
         """Return the first delivery of each message, over all its copies."""
@@ -633,8 +767,23 @@ class _Comparison:
 
     # Texts, which are only looked up for rows that are shown.
 
+    def _disordered(self, late: DataFrame, events: DataFrame) -> DataFrame:
+        return _named(late, events).select(
+            "entity", "sequence", "message_id", "session_id", "sent_at", "received_at", "is_within_session"
+        )
+
+    def _first_disordered(self, late: DataFrame, limit: int) -> DataFrame:
+        paths = self._entity_table().select("entity_id", "path").distinct()
+        in_order = late.join(broadcast(paths), "entity_id").orderBy(
+            "received_at", "path", "sequence", "is_within_session"
+        )
+        first = _kept(in_order.drop("path").limit(limit))
+        # Spark skips the parts of a ledger that have none of these numbers.
+        numbers = [row["sequence"] for row in first.select("sequence").collect()]
+        return self._disordered(broadcast(first), self._events.where(col("sequence").isin(numbers)))
+
     def _missing_rows(self, copies: DataFrame, cause: str) -> DataFrame:
-        return self._named(copies).select(
+        return _named(copies, self._events).select(
             "entity",
             "message_id",
             "session_id",
@@ -644,19 +793,33 @@ class _Comparison:
             "sequence",
         )
 
-    def _named(self, copies: DataFrame) -> DataFrame:
-        texts = self._events.where(col("event").isin(LedgerEvent.ACCEPTED, LedgerEvent.ROUTED)).select(
-            *PLACE, col("path").alias("entity"), "message_id", "session_id"
-        )
-        return copies.join(texts, list(PLACE))
-
     def _entity_table(self) -> DataFrame:
         return entity_table(self._primary_events, self._entities)
 
 
-def _materialize(table: DataFrame) -> DataFrame:
-    """Compute a table now and keep it on disk while it is referenced, which keeps later query plans short."""
-    return table.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
+def _named(copies: DataFrame, events: DataFrame) -> DataFrame:
+    texts = events.where(col("event").isin(LedgerEvent.ACCEPTED, LedgerEvent.ROUTED)).select(
+        *PLACE, col("path").alias("entity"), "message_id", "session_id"
+    )
+    return copies.join(texts, list(PLACE))
+
+
+_STORED: Final = StorageLevel.MEMORY_AND_DISK
+"""Spark moves to disk what does not fit into its memory."""
+
+
+def _kept(table: DataFrame) -> DataFrame:
+    """Compute a table now and keep it while it is referenced, which keeps later query plans short."""
+    return table.localCheckpoint(storageLevel=_STORED)
+
+
+def _lazily_kept(table: DataFrame) -> DataFrame:
+    """Return the same, computed by the first query that uses it."""
+    return table.localCheckpoint(eager=False, storageLevel=_STORED)
+
+
+def _present(parts: Iterable[DataFrame | None]) -> list[DataFrame]:
+    return [part for part in parts if part is not None]
 
 
 def _backlog_queues(primary: LedgerContents, secondary: LedgerContents, name: str | None) -> Iterable[LedgerEntity]:

@@ -217,28 +217,33 @@ class ReconcileReport:
     clocks: ClockComparison
 
 
-def report(found: Reconciliation, listed: int = LISTED, notes: Sequence[str] = ()) -> ReconcileReport:
-    """Compute the report, with up to ``listed`` messages in each list, and with these notes after its own."""
+def report(
+    found: Reconciliation, listed: int = LISTED, notes: Sequence[str] = (), reasons: Sequence[str] = ()
+) -> ReconcileReport:
+    """Compute the report, with up to ``listed`` messages in each list, and with these notes after its own.
+
+    If there are ``reasons`` to doubt the result, the verdict is ``UNKNOWN``.
+    """
     entities = tuple(
         EntityTotals(entity=row["entity"], counts={name: row[name] for name in MEASURES})
         for row in found.totals.collect()
     )
     counts = {name: sum(one.counts[name] for one in entities) for name in MEASURES}
     unproved = found.unproved.count() if counts["missing"] else 0
-    reasons = doubts(found.primary, found.secondary, found.name, counts)
+    reasons = [*doubts(found.primary, found.secondary, found.name, counts), *reasons]
     step, points = _timeline(found)
     return ReconcileReport(
         primary=next(iter(found.primary.namespaces), None),
         secondary=next(iter(found.secondary.namespaces), None),
         period=found.period,
-        looked_until=(_utc(found.primary.last_at), _utc(found.secondary.last_at)),
+        looked_until=(utc(found.primary.last_at), utc(found.secondary.last_at)),
         verdict=ReconcileVerdict.UNKNOWN if reasons else _verdict(found, counts, unproved),
         notes=(*reasons, *_notes(found, counts, unproved), *notes),
         total=EntityTotals(entity="", counts=counts),
         entities=entities,
         missing=_first(MissingMessage, found.missing, "accepted_at", listed if counts["missing"] else 0),
         duplicated=_first(DuplicatedMessage, found.duplicated, "restored_at", listed if counts["duplicated"] else 0),
-        disordered=_first(DisorderedMessage, found.disordered, "received_at", listed if _is_disordered(counts) else 0),
+        disordered=_first_disordered(found, listed if _is_disordered(counts) else 0),
         diversion=found.diversion,
         waits=waits_of(found.delivered),
         timeline=points,
@@ -251,11 +256,21 @@ def _is_disordered(counts: Mapping[str, int]) -> bool:
     return bool(counts["out_of_order"] or counts["out_of_order_in_session"])
 
 
-def _first(kind: Any, table: DataFrame, by: str, limit: int) -> Any:
+def _first(kind: Any, table: DataFrame, by: str, limit: int, *then: str) -> Any:
     if not limit:
         return ()
-    rows = table.orderBy(by, "entity", "sequence").limit(limit).collect()
+    rows = table.orderBy(by, "entity", "sequence", *then).limit(limit).collect()
     return tuple(kind(**_values(row)) for row in rows)
+
+
+def _first_disordered(found: Reconciliation, limit: int) -> tuple[DisorderedMessage, ...]:
+    """Return the first ones: there may be many, and each has texts to be looked up."""
+    if not limit:
+        return ()
+    first: tuple[DisorderedMessage, ...] = _first(
+        DisorderedMessage, found.first_disordered(limit), "received_at", limit, "is_within_session"
+    )
+    return first
 
 
 # The verdict and the notes.
@@ -264,18 +279,18 @@ def _first(kind: Any, table: DataFrame, by: str, limit: int) -> Any:
 def _verdict(found: Reconciliation, counts: Mapping[str, int], unproved: int) -> ReconcileVerdict:
     """Return ``UNKNOWN`` if a ledger is incomplete; otherwise missing messages are certain, but there may be more."""
     sides = (found.primary, found.secondary)
-    if _ends_early(found) or any(one.gaps or one.absent or one.is_cut_off or not one.namespaces for one in sides):
+    if any(one.gaps or one.absent or one.is_cut_off or not one.namespaces for one in sides):
+        return ReconcileVerdict.UNKNOWN
+    if counts["unmatched"] or _secondary_ends_early(found) or _primary_ends_early(found):
         return ReconcileVerdict.UNKNOWN
     if counts["missing"] > unproved:
         return ReconcileVerdict.MISSING
-    return (
-        ReconcileVerdict.UNKNOWN if unproved or counts["unrecorded"] or counts["unmatched"] else ReconcileVerdict.FINE
-    )
+    return ReconcileVerdict.UNKNOWN if unproved or counts["unrecorded"] else ReconcileVerdict.FINE
 
 
-def _ends_early(found: Reconciliation) -> bool:
+def _secondary_ends_early(found: Reconciliation) -> bool:
     """Return whether messages were restored after the secondary's ledger ends; reading both takes some seconds."""
-    restored_at, last_at = found.diversion.last_restored_at, _utc(found.secondary.last_at)
+    restored_at, last_at = found.diversion.last_restored_at, utc(found.secondary.last_at)
     return (
         restored_at is not None
         and last_at is not None
@@ -283,11 +298,30 @@ def _ends_early(found: Reconciliation) -> bool:
     )
 
 
+def _primary_ends_early(found: Reconciliation) -> bool:
+    """Return whether messages were diverted after the primary's ledger ends, without an orderly stop.
+
+    The secondary's ledger is read first, so it cannot be ahead.
+    """
+    diverted_at, last_at = found.diversion.last_at, utc(found.primary.last_at)
+    return (
+        not found.primary.is_stopped
+        and diverted_at is not None
+        and last_at is not None
+        and diverted_at > last_at + _READ_APART
+    )
+
+
 def _notes(found: Reconciliation, counts: Mapping[str, int], unproved: int) -> list[str]:
     sides = (("primary", found.primary), ("secondary", found.secondary))
     notes = [note(side, one) for note in (_cut_off_note, _gap_note) for side, one in sides]
     notes.append(_empty_note(found))
-    if _ends_early(found):
+    if _primary_ends_early(found):
+        notes.append(
+            "the primary's ledger ends before the last message was diverted, without an orderly stop: a file was "
+            "deleted, or events will be recorded when the primary is started again"
+        )
+    if _secondary_ends_early(found):
         notes.append(
             "the secondary's ledger ends before the last message was restored from its backlog: a file was deleted, or "
             "events will be recorded when the secondary is started again"
@@ -321,7 +355,7 @@ def _cut_off_note(side: str, found: LedgerContents) -> str:
         return ""
     return (
         f"the {side}'s ledger is cut off at its start: there were events before its first one, of "
-        f"{_utc(found.first_at):%Y-%m-%d %H:%M:%S} UTC; use --from with a later time, or name all its directories"
+        f"{utc(found.first_at):%Y-%m-%d %H:%M:%S} UTC; use --from with a later time, or name all its directories"
     )
 
 
@@ -380,7 +414,7 @@ def _timeline(found: Reconciliation) -> tuple[timedelta, tuple[TimelinePoint, ..
 
 
 def _step_min(period: Period, found: LedgerContents) -> int:
-    first, last = period.start or _utc(found.first_at), period.end or _utc(found.last_at)
+    first, last = period.start or utc(found.first_at), period.end or utc(found.last_at)
     if first is None or last is None:
         return 1
     span_min = (last - first) // timedelta(minutes=1) + 1
@@ -388,9 +422,9 @@ def _step_min(period: Period, found: LedgerContents) -> int:
 
 
 def _values(row: Row) -> dict[str, Any]:
-    return {name: _utc(value) if isinstance(value, datetime) else value for name, value in row.asDict().items()}
+    return {name: utc(value) if isinstance(value, datetime) else value for name, value in row.asDict().items()}
 
 
-def _utc(time: datetime | None) -> datetime | None:
+def utc(time: datetime | None) -> datetime | None:
     """Convert a time of Spark, which is naive and in the zone of this machine."""
     return None if time is None else time.astimezone(UTC)

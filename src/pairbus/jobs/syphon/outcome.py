@@ -122,7 +122,7 @@ def _grouped(
     lines: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)
     for message in messages:
         is_parked = kind is OutcomeKind.PARKED
-        session_id = message.transfer.session_id if is_parked and isinstance(message, BacklogMessage) else None
+        session_id = message.session_id if is_parked and isinstance(message, BacklogMessage) else None
         lines[message.path, session_id].append(message.sequence)
     return [
         DeliveryOutcome(
