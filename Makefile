@@ -78,8 +78,8 @@ slow: $(READY) $(MERMAID) $(CLASSES)
 	$(BIN)/pytest $(WORKERS) -m slow
 
 # The suites that exercise compiled modules. The plain build is tested with many more examples, which find the same.
-COMPILED_SUITES := $(addprefix tests/,broker client compatibility dialect durability faults formats fuzz pairing peers server simulation \
-    store wire)
+COMPILED_SUITES := $(addprefix tests/,broker client compatibility dialect durability faults formats fuzz ledger pairing peers server \
+    simulation store wire)
 
 compiled-tests: $(READY) $(COMPILED)/.ready
 	CI= PYTHONPATH=$(CURDIR)/$(COMPILED) PAIRBUS_EXPECT_COMPILED=1 $(BIN)/pytest $(WORKERS) -m "not slow" $(COMPILED_SUITES)

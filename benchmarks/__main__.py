@@ -16,8 +16,11 @@ from benchmarks import (
     metering,
     overload,
     pairing,
+    rules,
     server,
     server_scale,
+    sessions,
+    single_send,
     startup,
     syphon,
     transfer,
@@ -51,6 +54,12 @@ if __name__ == "__main__":
     server.report()
     print()
     server_scale.report()
+    print()
+    single_send.report()
+    print()
+    sessions.report()
+    print()
+    rules.report()
     print()
     startup.report()
     print()

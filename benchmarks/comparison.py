@@ -28,6 +28,7 @@ from benchmarks.brokers import azure, jetstream, rabbitmq
 from benchmarks.brokers.load import BATCH
 from benchmarks.chart import picture
 from benchmarks.figures import AZURE, COMPILED, JETSTREAM, PLAIN, RABBITMQ, Comparison, Result, lines_of, size_name
+from benchmarks.latency import FEWEST_FOR_P999
 from benchmarks.server import Administrator, serving
 from benchmarks.transfer import HERE
 from benchmarks.worker import Job, Turn
@@ -88,6 +89,9 @@ class Options:
 
     rates: tuple[int, ...] = (100, 1_000)
     seconds: float = 2.0
+    samples: int = FEWEST_FOR_P999
+    """The least number of latencies of each rate, for the first size."""
+
     only: tuple[str, ...] = ()
     uvloop: bool = False
 
@@ -257,6 +261,7 @@ def _play(contestant: Contestant, broker: Broker, options: Options, body_bytes: 
         messages=options.count(contestant, body_bytes),
         rates=options.rates,
         seconds=options.seconds,
+        samples=options.samples if body_bytes == options.sizes[0] else 0,
         uvloop=options.uvloop,
     )
     roots = [transfer.COMPILED if contestant.is_compiled else HERE / "src", HERE]
@@ -348,6 +353,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=keys, default=usual.only, help="contestants to measure")
     parser.add_argument("--rates", type=int, nargs="*", default=usual.rates, help="messages a second, for latencies")
     parser.add_argument("--seconds", type=float, default=usual.seconds, help="duration of each rate (%(default)s)")
+    parser.add_argument("--samples", type=int, default=usual.samples, help="least latencies of a rate (%(default)s)")
     parser.add_argument("--uvloop", action="store_true", help="run every client on uvloop while rates are measured")
     parser.add_argument("--json", type=Path, default=RESULTS, help="file for the results (%(default)s)")
     parser.add_argument("--chart", type=Path, default=CHART, help="file for the chart (%(default)s)")
@@ -364,6 +370,7 @@ def main() -> None:
         only=tuple(chosen.only),
         rates=tuple(chosen.rates),
         seconds=chosen.seconds,
+        samples=chosen.samples,
         uvloop=chosen.uvloop,
     )
     report(options, chosen.json, chosen.chart)

@@ -99,7 +99,7 @@ class Comparison:
     rates: tuple[int, ...]
     results: list[Result] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
-    """Why contestants were not measured."""
+    """Reasons for contestants without results."""
 
     def to_json(self) -> str:
         goals = [{"goal": goal.text, "measured": value, "verdict": verdict} for goal, value, verdict in judged(self)]

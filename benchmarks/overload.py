@@ -54,7 +54,7 @@ AFTER_S: Final = 15.0
 PEAK_S: Final = 10.0
 BACKOFF_S: Final = 10.0
 DRAIN_S: Final = 120.0
-"""How long receivers have to receive what is left at the end."""
+"""Time for receivers to receive what is left at the end."""
 
 GOAL_SHARE: Final = 0.8
 GOAL_RECOVERY_S: Final = 10.0
@@ -75,7 +75,7 @@ _BACK_TO: Final = 2.0
 
 @dataclass(slots=True)
 class Phase:
-    """What has happened in one phase."""
+    """Results of one phase."""
 
     name: str
     seconds: float = 0.0
@@ -99,9 +99,9 @@ class Sender:
     link: SendingLink
     under_way: int = 0
     is_free: bool = False
-    """Whether it is among those that may send."""
+    """True if it may send."""
     is_waiting: bool = False
-    """Whether it was denied, and waits before it tries again."""
+    """True if it was denied, and waits before it tries again."""
 
 
 class Load:
@@ -110,7 +110,7 @@ class Load:
     def __init__(self, senders: Sequence[Sender]) -> None:
         self._senders = senders
         self._free: deque[Sender] = deque()
-        """Those that may send, by turns: the load must not take more time the more of them are held back."""
+        """Senders that may send, by turns: the load must not take more time the more of them are held back."""
         self._phase = Phase("")
         self._window = PEAK_WINDOW
         self._payloads = cycle([encode_brokered(BrokeredMessage(BODY)) for _ in range(1_000)])

@@ -48,6 +48,7 @@ from pairbus import (
     SendAvailabilityPairedNamespaceOptions,
     TokenProvider,
 )
+from pairbus.build import COMPILED as COMPILED_BUILD
 from pairbus.build import build
 from pairbus.client.entity_link import EntityLink
 from pairbus.dialect.connection_string import ConnectionString
@@ -499,7 +500,7 @@ def report(extent: Extent = FULL) -> None:
         _print_rounds(workload, rounds)
     verdicts = "; ".join(f"{workload}: {_verdict(rounds)}" for workload, rounds in compared.items())
     print(f"To reach: {GOAL:.2f} of the unpaired rate; {verdicts}")
-    if build() == "compiled":
+    if build() == COMPILED_BUILD:
         is_reached = compared[ONE_BY_ONE].speed(DIVERTED) >= DIVERTED_GOAL
         print(f"To reach, diverted one by one: {DIVERTED_GOAL} of direct; {'reached' if is_reached else 'missed'}")
     print()

@@ -30,6 +30,8 @@ from benchmarks.processors import cpu_s
 from benchmarks.transfer import COMPILED, HERE
 from pairbus.broker import NewMessage as BrokerMessage
 from pairbus.broker import QueueDescription
+from pairbus.build import COMPILED as COMPILED_BUILD
+from pairbus.build import PLAIN as PLAIN_BUILD
 from pairbus.build import build
 from pairbus.dialect.connection_string import ConnectionString, parse_connection_string
 from pairbus.dialect.sas import make_sas_token
@@ -75,7 +77,11 @@ _QUEUE_ENTRY: Final = (
 _READ_BYTES: Final = 256 * 1024
 
 _OPTIONS: Final = ("--port", "0", "--tier", "relaxed", "--log-level", "warning")
-_RUN: Final = "from pairbus.cli.main import app; app()"
+_RUN: Final = (
+    "import sys; from pairbus.build import build; from pairbus.cli.main import app; chosen = sys.argv.pop(1);"
+    " app() if build() == chosen else sys.exit(f'{build()} runs instead of {chosen}')"
+)
+"""Runs the command if the build is the one that is to be measured."""
 
 
 def payload_of(number: int) -> bytes:
@@ -118,9 +124,10 @@ def serving(data: Path, *options: str, compiled: bool | None = None, log: TextIO
     Unless a build is chosen, it is the one that this process runs.
     """
     if compiled is None:
-        compiled = build() == "compiled"
+        compiled = build() == COMPILED_BUILD
+    chosen = COMPILED_BUILD if compiled else PLAIN_BUILD
     process = subprocess.Popen(
-        [sys.executable, "-c", _RUN, "serve", "--data", str(data), "--name", "bench", *_OPTIONS, *options],
+        [sys.executable, "-c", _RUN, chosen, "serve", "--data", str(data), "--name", "bench", *_OPTIONS, *options],
         env={**os.environ, "PYTHONPATH": str(COMPILED if compiled else HERE / "src")},
         stdout=subprocess.PIPE,
         stderr=log,

@@ -43,8 +43,9 @@ class Job:
     """Rates at which the latency of a send is measured, in messages a second."""
 
     seconds: float
-    """The duration of each of these measurements."""
+    """The duration of each of these measurements; longer with fewer messages than ``samples``."""
 
+    samples: int = 0
     uvloop: bool = False
 
 
@@ -150,7 +151,7 @@ async def _latencies(job: Job, watch: Watch) -> dict[int, Percentiles]:
     found: dict[int, Percentiles] = {}
     async with _opened(job) as client:
         for rate in job.rates:
-            count = round(rate * job.seconds)
+            count = max(round(rate * job.seconds), job.samples)
             await client.prepare(count, os.urandom(job.body_bytes))
             gc.collect()
             found[rate] = Percentiles.of(await open_loop(rate, count, client.send_one))

@@ -18,7 +18,7 @@ MOST: Final = 5
 """With more failures than this nothing is run again."""
 
 TIMES: Final = 3
-"""How often a test has to pass alone."""
+"""Number of times that a test has to pass alone."""
 
 _FAILED: Final = Path(".pytest_cache") / "v" / "cache" / "lastfailed"
 

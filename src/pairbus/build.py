@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pairbus.callbacks  # "from pairbus" would look for the name in the client first
 
 
+COMPILED: Final = "compiled"
+PLAIN: Final = "plain Python"
+
+
 def build() -> str:
-    """Return ``compiled`` or ``plain Python``: what runs in this process."""
-    return "plain Python" if pairbus.callbacks.__file__.endswith(".py") else "compiled"
+    """Return the build that runs in this process."""
+    return PLAIN if pairbus.callbacks.__file__.endswith(".py") else COMPILED

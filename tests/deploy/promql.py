@@ -30,7 +30,7 @@ class PromqlError(ValueError):
 
 @dataclass(slots=True)
 class Found:
-    """What an expression names."""
+    """Names in an expression."""
 
     metrics: dict[str, set[str]] = field(default_factory=dict)
     """The metrics, with the labels that are used with each."""

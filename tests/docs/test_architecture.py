@@ -61,3 +61,11 @@ def test_every_answer_names_a_function_that_exists() -> None:
 def test_table_has_every_package() -> None:
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert {code(row[0]) for row in rows_of(PAGE, "package", "purpose")} == packages
+
+
+def test_page_names_every_module_beside_the_packages() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    named = re.search(r"^Modules beside the packages: (.*?)^$", text, re.MULTILINE | re.DOTALL)
+    assert named is not None
+    modules = {path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__")}
+    assert {*re.findall(r"`(\w+)`", named[1])} == modules

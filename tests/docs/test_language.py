@@ -24,6 +24,12 @@ OPENING: Final = re.compile(r"\s*(?:What|Whether|Who|Whose|Why|When|How|Where|Wh
 """Docstrings open with a verb or a noun."""
 
 PAGES: Final = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+TOOLS: Final = [
+    module
+    for folder in ("tests", "benchmarks", "tools")
+    for module in (ROOT / folder).rglob("*.py")
+    if "node_modules" not in module.parts
+]
 MODULES: Final = [*(ROOT / "src").rglob("*.py"), ROOT / "docs" / "generate.py"]
 
 
@@ -80,7 +86,7 @@ def test_texts_of_the_source_use_plain_words() -> None:
 def test_docstrings_open_with_a_verb_or_noun() -> None:
     found = [
         f"{module.relative_to(ROOT)}:{line}: {text.strip().splitlines()[0]}"
-        for module in MODULES
+        for module in (*MODULES, *TOOLS)
         for line, text in docstrings(module)
         if OPENING.match(text)
     ]

@@ -133,7 +133,7 @@ class Undamaged(NamedTuple):
 
     all: set[str]
     reachable: set[str]
-    """Those to which the numbers of all pages above them lead, whatever else of those pages is damaged."""
+    """Ids of messages that the page numbers above still lead to, whatever else of those pages is damaged."""
 
     damaged: set[str]
     """Ids of the other messages."""

@@ -28,7 +28,7 @@ class Proxy:
         self._upstream = host, port
         self._listening: asyncio.AbstractServer | None = None
         self._outages: dict[Outage, float] = {}
-        """Those that go on, and until when."""
+        """Outages in progress, and their ends."""
         self._first = 0
         self._timers: list[asyncio.TimerHandle] = []
         self._changing: set[asyncio.Task[None]] = set()

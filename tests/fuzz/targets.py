@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final
 
-from pairbus.build import build
+from pairbus.build import COMPILED, build
 from pairbus.wire import (
     ACCEPTED,
     ANONYMOUS,
@@ -175,7 +175,7 @@ def _snapshot(strict: bool) -> bytes:
 
 def _open(strict: bool) -> tuple[Connection, Watcher]:
     """Return an engine that is open. To thaw one is much faster than to open it, but compiled objects do not thaw."""
-    return _opened(strict) if build() == "compiled" else pickle.loads(_snapshot(strict))  # noqa: S301 (our own bytes)
+    return _opened(strict) if build() == COMPILED else pickle.loads(_snapshot(strict))  # noqa: S301 (our own bytes)
 
 
 def fuzz_open_strict(data: bytes) -> None:

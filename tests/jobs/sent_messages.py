@@ -22,7 +22,7 @@ from pairbus.pairing.backlog import backlog_description
 NAMESPACE: Final = "contoso"
 _PAGE: Final = 1_000
 SHORT_LOCK: Final = timedelta(seconds=10)
-"""Those who hold messages and are killed are waited for so long."""
+"""Time to wait for locks of receivers that were killed."""
 
 _KEPT: Final = (
     "message_id",

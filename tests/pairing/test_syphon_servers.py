@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,6 +16,7 @@ from pairbus.pairing.syphon import InProcessSyphon, SyphonContext, SyphonSetting
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import factory_of, make_queue, play
 from tests.pairing.syphon_fixture import seconds
+from tests.waiting import eventually_async
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +54,6 @@ async def _divert(factory: MessagingFactory, queue: str, destinations: list[str]
     await link.close()
 
 
-async def _eventually(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 (there is no event to wait for)
-        await asyncio.sleep(0.01)
-
-
 async def _ids(factory: MessagingFactory, path: str, count: int) -> list[str]:
     receiver = await factory.create_message_receiver(path, ReceiveMode.RECEIVE_AND_DELETE)
     found: list[str] = []
@@ -92,7 +88,7 @@ def test_c15_restarted_primary_gets_everything(primary: RunningNamespace, second
             syphon = _syphon(primary_factory, secondary_factory, backlog)
             await syphon.start()
             await _divert(secondary_factory, backlog, [path], 1_000)
-            await _eventually(lambda: syphon.status.syphoned > 0)
+            await eventually_async(lambda: syphon.status.syphoned > 0)
             await asyncio.to_thread(primary.restart)
             assert await _ids(primary_factory, path, 1_000) == [str(number) for number in range(1_000)]
             await syphon.close()
@@ -129,7 +125,7 @@ def test_c15_locked_messages_are_free_after_close(primary: RunningNamespace, sec
             await _divert(secondary_factory, backlog, [path], 1_000)
             syphon = _syphon(primary_factory, secondary_factory, backlog)
             await syphon.start()
-            await _eventually(lambda: syphon.status.syphoned > 0)
+            await eventually_async(lambda: syphon.status.syphoned > 0)
             await syphon.close()
             again = _syphon(primary_factory, secondary_factory, backlog)
             await again.start()

@@ -59,7 +59,7 @@ class Orders:
         self._count = 0
         self.confirmed: list[int] = []
         self.begun_s = 0.0
-        """When the last send began."""
+        """Time at which the last send began."""
 
     def reattach(self) -> None:
         self._link = self._client.sender("orders")

@@ -400,7 +400,7 @@ def test_e5_sends_are_accepted_again_after_a_flood_has_passed_the_memory_thresho
 @pytest.mark.slow
 @measured
 def test_e5_memory_stays_bounded_while_peers_come_faster_than_they_are_served(tmp_path: Path) -> None:
-    """Those that are gone when their turn comes must not be kept until then."""
+    """Disconnect waiting peers: the server must not keep them until their turn."""
     with Served(tmp_path / "contoso") as process:
         asyncio.run(prepare(process))
         visit(process)

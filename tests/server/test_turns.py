@@ -119,7 +119,7 @@ def test_peer_that_is_gone_is_neither_served_nor_kept_in_memory() -> None:
 
 
 class Held:
-    """What is held for a peer that waits."""
+    """An object that a waiting peer keeps alive."""
 
     def __init__(self, turns: Turns, share: Share) -> None:
         turns.take(share, self.serve)

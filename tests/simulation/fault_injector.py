@@ -32,7 +32,7 @@ class FaultInjector:
 
     def __init__(self, world: PairWorld, journal: Journal, restart: Callable[[str], Awaitable[None]]) -> None:
         self.processes: dict[str, Process] = {}
-        """Those that live."""
+        """Processes that run."""
         self.ending: list[asyncio.Task[None]] = []
         self.on_start: Callable[[VirtualNamespace], None] = lambda _: None
         """Told of each namespace that was started again."""

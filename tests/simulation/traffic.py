@@ -1,4 +1,4 @@
-"""Those who send and those who receive."""
+"""Senders and receivers of the simulation."""
 
 from __future__ import annotations
 

@@ -341,7 +341,20 @@ def test_rounds_have_whole_batches_and_few_large_messages() -> None:
 @pytest.mark.slow
 def test_short_run_writes_results_and_a_chart(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.comparison", "--only", "plain", "azure", "--sizes", "100"]
-    command += ["--messages", "400", "--rounds", "1", "--repeats", "0", "--rates", "50", "--seconds", "0.5"]
+    command += [
+        "--messages",
+        "400",
+        "--rounds",
+        "1",
+        "--repeats",
+        "0",
+        "--rates",
+        "50",
+        "--seconds",
+        "0.5",
+        "--samples",
+        "0",
+    ]
     command += ["--json", str(tmp_path / "found.json"), "--chart", str(tmp_path / "found.svg")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr

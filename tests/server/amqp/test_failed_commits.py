@@ -84,7 +84,7 @@ class GatedStore(MemoryStore):
         self.gate.set()
         self.waiting = threading.Event()
         self.reads = threading.Event()
-        """Whether the namespace can be read on the commit thread."""
+        """True if the namespace can be read on the commit thread."""
         self.reads.set()
 
     def scan(self, start: bytes, end: bytes, on_damage: DamageListener | None = None) -> Iterator[tuple[bytes, bytes]]:
