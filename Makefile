@@ -81,8 +81,10 @@ slow: $(READY) $(MERMAID) $(CLASSES)
 COMPILED_SUITES := $(addprefix tests/,broker client compatibility dialect durability faults formats fuzz ledger pairing peers server \
     simulation store wire)
 
+# WHOLE=1 runs all tests on the compiled build, the slow ones too.
 compiled-tests: $(READY) $(COMPILED)/.ready
-	CI= PYTHONPATH=$(CURDIR)/$(COMPILED) PAIRBUS_EXPECT_COMPILED=1 $(BIN)/pytest $(WORKERS) -m "not slow" $(COMPILED_SUITES)
+	CI=$(if $(WHOLE),true) PYTHONPATH=$(CURDIR)/$(COMPILED) PAIRBUS_EXPECT_COMPILED=1 $(BIN)/pytest $(WORKERS) \
+	    $(if $(WHOLE),,-m "not slow" $(COMPILED_SUITES))
 
 # Most of the slow tests start Spark.
 $(CLASSES): $(READY) tests/spark/class_archive.py
@@ -113,7 +115,8 @@ $(COMPILED)/.ready: $(TOOLS) setup.py $(shell find src -name '*.py')
 	@PAIRBUS_COMPILE=1 $(PIP) install $$(test -x $(BIN)/mypyc && echo --no-build-isolation) --no-deps --target $(COMPILED) .
 	@touch $@
 
-bench: $(READY) $(if $(COMPILER),compiled)
+bench: $(READY)
+	@$(if $(COMPILER),$(MAKE) --no-print-directory compiled || echo "not compiled (see above): the benchmarks run in plain Python")
 	@$(PIP) install --editable '.[bench]' >$(VENV)/bench.log 2>&1 \
 	    || echo "not installed: the extra 'bench' (see $(VENV)/bench.log); the brokers that need it are not measured"
 	@echo "benchmarks of: plain Python$$(test -e $(COMPILED)/.ready && echo ' and the compiled build')"
