@@ -68,9 +68,7 @@ def test_login_with_a_connection_string_succeeds(shared_site: Site) -> None:
         ("GET", "/metrics"),
     ],
 )
-def test_e5_refused_request_is_freed_without_the_garbage_collector(
-    shared_site: Site, method: str, path: str
-) -> None:
+def test_e5_refused_request_is_freed_without_the_garbage_collector(shared_site: Site, method: str, path: str) -> None:
     """An error that a handler keeps refers to the handler's frame, and that to the request and its body."""
 
     def requests() -> int:
