@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -156,29 +155,6 @@ def test_d5_repeated_batch_replaces_its_files(
     assert rows_in(spark, store.as_uri()) == [(queue, f"{number}") for number in range(6)]
     assert not before & after, "the batch was written again"
     assert {path.parent for path in before} < {path.parent for path in after}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
-        (
-            "s3a://bucket/orders",
-            r"no file system for s3a: add it with --packages org\.apache\.hadoop:hadoop-aws:[\d.]+, .* --conf",
-        ),
-        ("abfss://a@b.dfs.core.windows.net/x", r"no file system for abfss: .*hadoop:hadoop-azure:[\d.]+,"),
-        ("floppy://a/x", r"no file system for floppy: add it with --packages a package with it"),
-    ],
-)
-def test_e4_missing_file_system_is_named(
-    namespace: RunningNamespace, config: CaptureConfig, factory: MessagingFactory, url: str, reason: str
-) -> None:
-    queue = make_queue(namespace)
-    send(factory, queue, range(1))
-    result, _ = once(replace(config, entities=(queue,), url=url))
-    assert result.code == FAILED
-    assert re.search(reason, result.reason or ""), result.reason
 
 
 # Once

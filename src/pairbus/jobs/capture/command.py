@@ -37,7 +37,7 @@ from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.data_source import PairbusDataSource
 from pairbus.spark.entity_patterns import resolve_entities
 from pairbus.spark.errors import SparkOptionError
-from pairbus.spark.file_systems import FileSystemError
+from pairbus.spark.file_systems import FileSystemError, check_file_systems
 from pairbus.spark.locks import active_messages, still_there
 from pairbus.spark.offset import Portion
 from pairbus.spark.options import ReadMode
@@ -326,7 +326,7 @@ class CaptureCommand:
 
     def _run(self, capture: Capture | StoreCapture, stopped: Event, checkpoint: str) -> Mapping[str, int]:
         """Run until stopped, and restart a query that fails after it has worked."""
-        with self._session(capture) as spark:
+        with self._session() as spark:
             pause_s = _BACKOFF.first_s
             while not stopped.is_set():
                 began_s, before = time.monotonic(), capture.messages
@@ -348,20 +348,19 @@ class CaptureCommand:
         """Capture the existing messages, and return those left. Spark is not started if there are none."""
         config, connection = self._config, self._config.source.resolve()
         if config.keep or asyncio.run(snapshot.waiting(connection, limit=1)):
-            with self._session(capture) as spark:
+            with self._session() as spark:
                 error = self._watch(start_query(spark, config, capture, checkpoint), capture, stopped)
             if error is not None and not stopped.is_set():
                 raise QueryFailedError(reason_of(error))
         return {} if config.keep or stopped.is_set() else asyncio.run(snapshot.waiting(connection))
 
     @contextmanager
-    def _session(self, capture: Capture | StoreCapture) -> Iterator[SparkSession]:
+    def _session(self) -> Iterator[SparkSession]:
         master = self._config.master
         self._reporter.report(spark_line(master))
         config = LIGHT if master.startswith("local") else {}
         with ensured_session(master, app_name="pairbus capture", config=config) as spark:
-            if isinstance(capture, StoreCapture):
-                capture.check(spark)
+            check_file_systems(spark, self._config.url, self._config.checkpoint)
             yield spark
 
     def _watch(self, query: StreamingQuery, capture: Capture | StoreCapture, stopped: Event) -> Exception | None:

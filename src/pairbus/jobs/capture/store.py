@@ -37,10 +37,6 @@ class StoreCapture:
         """The checkpoint directory of Spark, which readers of the files ignore."""
         return f"{self._url}/_capture/checkpoint"
 
-    def check(self, spark: SparkSession) -> None:
-        """Raise ``FileSystemError`` if Spark cannot use the file system of the URL."""
-        file_system(spark, self._url)
-
     def write(self, batch: DataFrame, number: int, now_ms: Callable[[], int]) -> None:
         """Write a batch, and replace what an earlier attempt may have written of it."""
         spark = batch.sparkSession
