@@ -30,7 +30,7 @@ from pairbus.dialect.paths import split_entity_path
 from pairbus.jobs.capture.capture import Capture
 from pairbus.jobs.capture.config import CaptureConfig, CaptureError, QueryFailedError, UncapturableError
 from pairbus.jobs.capture.files import CapturedFile, CaptureDirectory, PieceWriter
-from pairbus.jobs.capture.store import StoreCapture
+from pairbus.jobs.capture.store import StoreCapture, with_batch_time
 from pairbus.jobs.capture.window import CATCHES, Catch
 from pairbus.jobs.lines import FAILED, WAITING, CommandResult, ProgressReporter, ReportLine, reason_of, reported_logs
 from pairbus.spark.connections import ConnectionReference
@@ -135,7 +135,7 @@ def start_query(
 
     def take(batch: DataFrame, number: int) -> None:
         if isinstance(capture, StoreCapture):
-            capture.write(batch, number, now_ms)
+            capture.write(batch, number)
             return
 
         def write(writer: PieceWriter) -> Iterator[Catch]:
@@ -144,16 +144,16 @@ def start_query(
 
         capture.take(write, now_ms)
 
+    messages = _messages(spark, config)
     writer = (
-        _messages(spark, config)
+        (with_batch_time(messages) if isinstance(capture, StoreCapture) else messages)
         .writeStream.foreachBatch(take)
         .queryName(f"pairbus-capture-{uuid4().hex[:8]}")
         .option("checkpointLocation", checkpoint)
     )
     if config.once:
         return writer.trigger(availableNow=True).start()
-    # A batch that is written to a URL is a window; of a window in a directory, a batch is a part.
-    interval = config.limits.length if isinstance(capture, StoreCapture) else min(_INTERVAL, config.limits.length / 2)
+    interval = min(_INTERVAL, config.limits.length / 2)
     return writer.trigger(processingTime=f"{interval // timedelta(milliseconds=1)} milliseconds").start()
 
 
@@ -287,7 +287,7 @@ class CaptureCommand:
         """Capture until ``stopped``, or once. Raise any error that prevents it."""
         config = self._config
         if config.url is not None:
-            store = StoreCapture(config.url, self._note)
+            store = StoreCapture(config.url, config.limits, self._note)
             self._reporter.report(starting_line(config))
             return self._capture(store, stopped, config.checkpoint or store.checkpoint)
         directory = CaptureDirectory(config.to)
