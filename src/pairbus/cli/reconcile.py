@@ -80,7 +80,10 @@ _TablesOption = Annotated[
     ),
 ]
 _TableFormatOption = Annotated[
-    str, typer.Option("--table-format", metavar="FORMAT", help="parquet, or a format that the Spark session has")
+    str,
+    typer.Option(
+        "--table-format", metavar="FORMAT", help="parquet, or a format that the Spark session can write to a directory"
+    ),
 ]
 _StateOption = Annotated[
     str | None,

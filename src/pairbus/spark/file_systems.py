@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
@@ -23,6 +24,18 @@ class FileSystemError(RuntimeError):
     """Spark cannot use the file system of a path."""
 
 
+def check_file_systems(spark: SparkSession, *places: str | Path | None) -> None:
+    """Check that Spark can use the file systems of URLs, before any work. Raise ``FileSystemError``.
+
+    Paths without a scheme are not checked, nor is a session of Spark Connect: only its server knows its file systems.
+    """
+    if getattr(spark, "_jvm", None) is None:
+        return
+    for place in map(str, filter(None, places)):
+        if scheme_of(place) is not None:
+            file_system(spark, place)
+
+
 def file_system(spark: SparkSession, url: str) -> Any:
     """Return Java's file system of a URL. Raise ``FileSystemError`` if Spark has none, or cannot use it."""
     java: Any = spark._jvm  # noqa: SLF001 (there is no public access to Hadoop)
@@ -31,7 +44,7 @@ def file_system(spark: SparkSession, url: str) -> Any:
         found = java.org.apache.hadoop.fs.Path(url).getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
         found.exists(java.org.apache.hadoop.fs.Path(url))
     except Py4JJavaError as error:
-        reason = _reason(error)
+        reason = java_reason(error)
         if _MISSING.search(reason) is None:
             raise FileSystemError(f"{url} cannot be used: {reason}; check its name, and --conf for its keys") from None
         hadoop = java.org.apache.hadoop.util.VersionInfo.getVersion()
@@ -42,7 +55,7 @@ def file_system(spark: SparkSession, url: str) -> Any:
     return found
 
 
-def _reason(error: Py4JJavaError) -> str:
+def java_reason(error: Py4JJavaError) -> str:
     """Return the messages of a Java exception and its causes, without their stack traces."""
     text: list[str] = []
     cause = error.java_exception

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -110,17 +109,23 @@ def rows_in(spark: SparkSession, url: str) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("keep", [True, False])
 def test_d5_partitioned_and_scheduled_messages_are_written_to_a_url_once(
-    namespace: RunningNamespace, config: CaptureConfig, spark: SparkSession, factory: MessagingFactory, tmp_path: Path
+    namespace: RunningNamespace,
+    config: CaptureConfig,
+    spark: SparkSession,
+    factory: MessagingFactory,
+    tmp_path: Path,
+    keep: bool,
 ) -> None:
     queue, url = make_queue(namespace, partitioned=True), (tmp_path / "store").as_uri()
     with factory.create_message_sender(queue) as sender:
         sender.send([BrokeredMessage(f"{number:02}", partition_key=f"key {number % 8}") for number in range(40)])
         sender.schedule(BrokeredMessage("40"), datetime.now(UTC) + timedelta(seconds=2))
-    kept = replace(config, entities=(queue,), url=url, keep=True, max_messages=15)
-    first, reported = once(kept)
+    captured = replace(config, entities=(queue,), url=url, keep=keep, max_messages=15)
+    first, reported = once(captured)
     eventually(lambda: all(message.state is MessageState.ACTIVE for message in peeked(factory, queue)))
-    second, reported_again = once(kept)
+    second, reported_again = once(captured)
     assert (first.code, second.code) == (DONE, DONE)
     assert rows_in(spark, url) == [(queue, f"{number:02}") for number in range(41)]
     written = [*reported.of("file"), *reported_again.of("file")]
@@ -128,6 +133,7 @@ def test_d5_partitioned_and_scheduled_messages_are_written_to_a_url_once(
     assert all(line["bytes"] > 0 for line in written)
     found = pyarrow.dataset.dataset(tmp_path / "store", format="parquet", partitioning="hive").to_table()
     assert found.num_rows == 41, "what Spark keeps for itself is invisible to other readers"
+    assert depth(factory, queue) == (41 if keep else 0)
 
 
 def peeked(factory: MessagingFactory, queue: str) -> list[ReceivedMessage]:
@@ -135,12 +141,22 @@ def peeked(factory: MessagingFactory, queue: str) -> list[ReceivedMessage]:
         return receiver.peek(100)
 
 
+def windows_in(store: Path) -> set[str]:
+    return {path.name for path in store.glob("day=*/hour=*/window=*")}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("length", [timedelta(minutes=5), timedelta(seconds=1)])
 def test_d5_repeated_batch_replaces_its_files(
-    namespace: RunningNamespace, config: CaptureConfig, spark: SparkSession, factory: MessagingFactory, tmp_path: Path
+    namespace: RunningNamespace,
+    config: CaptureConfig,
+    spark: SparkSession,
+    factory: MessagingFactory,
+    tmp_path: Path,
+    length: timedelta,
 ) -> None:
-    """As after a kill between the write of a batch and its commit."""
+    """As after a kill between the write of a batch and its commit, with the same windows or others."""
     queue, store = make_queue(namespace), tmp_path / "store"
     with factory.create_message_sender(queue) as sender:
         sender.send([BrokeredMessage(f"{number}") for number in range(5)])
@@ -151,34 +167,38 @@ def test_d5_repeated_batch_replaces_its_files(
         commit.unlink()
     with factory.create_message_sender(queue) as sender:
         sender.send([BrokeredMessage("5")])
-    assert once(captured)[0].code == DONE
+    assert once(replace(captured, limits=WindowLimits(length=length)))[0].code == DONE
     after = {*store.rglob("*.parquet")}
     assert rows_in(spark, store.as_uri()) == [(queue, f"{number}") for number in range(6)]
     assert not before & after, "the batch was written again"
-    assert {path.parent for path in before} < {path.parent for path in after}
+    assert len({path.parent for path in after}) == 2
+    assert {path.parent.parent.name for path in before} < {path.parent.parent.name for path in after}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
-        (
-            "s3a://bucket/orders",
-            r"no file system for s3a: add it with --packages org\.apache\.hadoop:hadoop-aws:[\d.]+, .* --conf",
-        ),
-        ("abfss://a@b.dfs.core.windows.net/x", r"no file system for abfss: .*hadoop:hadoop-azure:[\d.]+,"),
-        ("floppy://a/x", r"no file system for floppy: add it with --packages a package with it"),
-    ],
-)
-def test_e4_missing_file_system_is_named(
-    namespace: RunningNamespace, config: CaptureConfig, factory: MessagingFactory, url: str, reason: str
+@pytest.mark.timeout(600)
+def test_d5_messages_reach_a_url_before_their_window_ends_and_are_removed_at_stop(
+    namespace: RunningNamespace, config: CaptureConfig, spark: SparkSession, factory: MessagingFactory, tmp_path: Path
 ) -> None:
-    queue = make_queue(namespace)
-    send(factory, queue, range(1))
-    result, _ = once(replace(config, entities=(queue,), url=url))
-    assert result.code == FAILED
-    assert re.search(reason, result.reason or ""), result.reason
+    queue, store = make_queue(namespace), tmp_path / "store"
+    long = WindowLimits(length=timedelta(hours=1))
+    with running(replace(config, entities=(queue,), url=store.as_uri(), limits=long, max_messages=50)) as reported:
+        for start in range(0, 200, 100):
+            with factory.create_message_sender(queue) as sender:
+                sender.send([BrokeredMessage(f"{number:03}") for number in range(start, start + 100)])
+            eventually(lambda start=start: messages_of(reported) == start + 100)  # type: ignore[misc]
+    assert depth(factory, queue) == 0
+    assert rows_in(spark, store.as_uri()) == [(queue, f"{number:03}") for number in range(200)]
+    assert len(reported.of("file")) >= 4
+    assert len(windows_in(store)) in (1, 2), "an hour may have ended meanwhile"
+    for line in reported.of("file"):
+        begin, end = (datetime.fromisoformat(line[name]) for name in ("window_start", "window_end"))
+        assert end - begin == timedelta(hours=1)
+        assert f"/window={begin:%Y%m%dT%H%M%SZ}/batch=" in line["path"]
+
+
+def messages_of(reported: Reported) -> int:
+    return sum(line["messages"] for line in reported.of("file"))
 
 
 # Once

@@ -93,19 +93,48 @@ POINTS: Final[list[tuple[Callable[[Path], Until], float]]] = [
 """Conditions to wait for, from before the start, and the maximum time until the kill after that."""
 
 
+def until_directory(to: Path) -> Until:
+    """Return whether Spark has begun to write a batch to a URL."""
+    before = directories(to)
+    return lambda _: eventually(lambda: bool(directories(to) - before))
+
+
+def until_whole_directory(to: Path) -> Until:
+    """Return whether Spark has written a batch to a URL, which it has to commit after that."""
+    before = whole_directories(to)
+    return lambda _: eventually(lambda: bool(whole_directories(to) - before))
+
+
+def directories(to: Path) -> set[Path]:
+    return {*to.glob("day=*/hour=*/window=*/batch=*")}
+
+
+def whole_directories(to: Path) -> set[Path]:
+    return {*to.glob("day=*/hour=*/window=*/batch=*/_SUCCESS")}
+
+
+URL_POINTS: Final[list[tuple[Callable[[Path], Until], float]]] = [
+    (until_directory, 0.3),
+    (until_file, 3.0),
+    (until_whole_directory, 0.05),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [1])
-def test_e1_kill_at_any_point_captures_each_message_once(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_url", [False, True])
+def test_e1_kill_at_any_point_captures_each_message_once(seed: int, is_url: bool, tmp_path: Path) -> None:
     random, to = Random(seed), tmp_path / "files"  # noqa: S311 (the same each time)
+    points = URL_POINTS if is_url else POINTS
     with (
         running_namespace() as namespace,
         MessagingFactory.from_connection_string(namespace.connection_string) as factory,
     ):
         queues = [make_queue(namespace, lock_duration_ms=SHORT_LOCK_MS) for _ in range(2)]
-        what = (*("--entity", queues[0], "--entity", queues[1]), "--to", to)
+        what = (*("--entity", queues[0], "--entity", queues[1]), "--to", to.as_uri() if is_url else to)
         small = ("--max-messages", BATCH, "--window", "1s")
-        for kill, (until, longest_s) in enumerate(POINTS):
+        for kill, (until, longest_s) in enumerate(points):
             for queue in queues:
                 send(factory, queue, range(kill * EACH_TIME, (kill + 1) * EACH_TIME))
             wait = until(to)
@@ -118,6 +147,6 @@ def test_e1_kill_at_any_point_captures_each_message_once(seed: int, tmp_path: Pa
         with process(namespace.connection_string, *what, "--once") as last:
             last.communicate(timeout=LIMIT_S)
         assert last.returncode == DONE
-        everything = [name for queue in queues for name in sent(queue, range(len(POINTS) * EACH_TIME))]
+        everything = [name for queue in queues for name in sent(queue, range(len(points) * EACH_TIME))]
         assert ids(to) == sorted(everything)
         assert [depth(factory, queue) for queue in queues] == [0, 0]

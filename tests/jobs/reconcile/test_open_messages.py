@@ -7,10 +7,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from pairbus.jobs.reconcile import ReconcileReport, ReconcileVerdict
 from pairbus.jobs.reconcile.command import Outputs, Reconcilable
+from pairbus.jobs.reconcile.open_messages import OpenMessagesDirectory
 from pairbus.ledger.events import LIVES, LedgerEvent, Stage
 from tests.jobs.reconcile.books import BEGIN
 from tests.jobs.reconcile.model import BACKLOG, PairModel
@@ -115,6 +117,16 @@ def test_d4_day_whose_messages_have_ended_is_read_without_later_ones(spark: Spar
     assert found.verdict is ReconcileVerdict.FINE
     assert found.looked_until[0] is not None
     assert found.looked_until[0] < FIRST + DAY
+
+
+def test_state_that_cannot_be_read_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    """A state that is taken for an empty one would be overwritten."""
+    assert OpenMessagesDirectory(spark=spark, place=str(tmp_path / "none")).latest(FIRST) is None
+    hour = tmp_path / "until=2026-03-01T00" / "until=2026-03-01T01"
+    hour.mkdir(parents=True)
+    (hour / "part.parquet").touch()
+    with pytest.raises(AnalysisException, match="until"):
+        OpenMessagesDirectory(spark=spark, place=str(tmp_path)).latest(FIRST)
 
 
 def test_d4_tables_are_written_for_other_programs(spark: SparkSession, ledgers: Path, tmp_path: Path) -> None:

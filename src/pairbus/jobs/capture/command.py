@@ -30,14 +30,14 @@ from pairbus.dialect.paths import split_entity_path
 from pairbus.jobs.capture.capture import Capture
 from pairbus.jobs.capture.config import CaptureConfig, CaptureError, QueryFailedError, UncapturableError
 from pairbus.jobs.capture.files import CapturedFile, CaptureDirectory, PieceWriter
-from pairbus.jobs.capture.store import StoreCapture
+from pairbus.jobs.capture.store import StoreCapture, with_batch_time
 from pairbus.jobs.capture.window import CATCHES, Catch
 from pairbus.jobs.lines import FAILED, WAITING, CommandResult, ProgressReporter, ReportLine, reason_of, reported_logs
 from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.data_source import PairbusDataSource
 from pairbus.spark.entity_patterns import resolve_entities
 from pairbus.spark.errors import SparkOptionError
-from pairbus.spark.file_systems import FileSystemError
+from pairbus.spark.file_systems import FileSystemError, check_file_systems
 from pairbus.spark.locks import active_messages, still_there
 from pairbus.spark.offset import Portion
 from pairbus.spark.options import ReadMode
@@ -135,7 +135,7 @@ def start_query(
 
     def take(batch: DataFrame, number: int) -> None:
         if isinstance(capture, StoreCapture):
-            capture.write(batch, number, now_ms)
+            capture.write(batch, number)
             return
 
         def write(writer: PieceWriter) -> Iterator[Catch]:
@@ -144,16 +144,16 @@ def start_query(
 
         capture.take(write, now_ms)
 
+    messages = _messages(spark, config)
     writer = (
-        _messages(spark, config)
+        (with_batch_time(messages) if isinstance(capture, StoreCapture) else messages)
         .writeStream.foreachBatch(take)
         .queryName(f"pairbus-capture-{uuid4().hex[:8]}")
         .option("checkpointLocation", checkpoint)
     )
     if config.once:
         return writer.trigger(availableNow=True).start()
-    # A batch that is written to a URL is a window; of a window in a directory, a batch is a part.
-    interval = config.limits.length if isinstance(capture, StoreCapture) else min(_INTERVAL, config.limits.length / 2)
+    interval = min(_INTERVAL, config.limits.length / 2)
     return writer.trigger(processingTime=f"{interval // timedelta(milliseconds=1)} milliseconds").start()
 
 
@@ -287,7 +287,7 @@ class CaptureCommand:
         """Capture until ``stopped``, or once. Raise any error that prevents it."""
         config = self._config
         if config.url is not None:
-            store = StoreCapture(config.url, self._note)
+            store = StoreCapture(config.url, config.limits, self._note)
             self._reporter.report(starting_line(config))
             return self._capture(store, stopped, config.checkpoint or store.checkpoint)
         directory = CaptureDirectory(config.to)
@@ -326,7 +326,7 @@ class CaptureCommand:
 
     def _run(self, capture: Capture | StoreCapture, stopped: Event, checkpoint: str) -> Mapping[str, int]:
         """Run until stopped, and restart a query that fails after it has worked."""
-        with self._session(capture) as spark:
+        with self._session() as spark:
             pause_s = _BACKOFF.first_s
             while not stopped.is_set():
                 began_s, before = time.monotonic(), capture.messages
@@ -348,20 +348,19 @@ class CaptureCommand:
         """Capture the existing messages, and return those left. Spark is not started if there are none."""
         config, connection = self._config, self._config.source.resolve()
         if config.keep or asyncio.run(snapshot.waiting(connection, limit=1)):
-            with self._session(capture) as spark:
+            with self._session() as spark:
                 error = self._watch(start_query(spark, config, capture, checkpoint), capture, stopped)
             if error is not None and not stopped.is_set():
                 raise QueryFailedError(reason_of(error))
         return {} if config.keep or stopped.is_set() else asyncio.run(snapshot.waiting(connection))
 
     @contextmanager
-    def _session(self, capture: Capture | StoreCapture) -> Iterator[SparkSession]:
+    def _session(self) -> Iterator[SparkSession]:
         master = self._config.master
         self._reporter.report(spark_line(master))
         config = LIGHT if master.startswith("local") else {}
         with ensured_session(master, app_name="pairbus capture", config=config) as spark:
-            if isinstance(capture, StoreCapture):
-                capture.check(spark)
+            check_file_systems(spark, self._config.url, self._config.checkpoint)
             yield spark
 
     def _watch(self, query: StreamingQuery, capture: Capture | StoreCapture, stopped: Event) -> Exception | None:

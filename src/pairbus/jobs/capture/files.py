@@ -114,6 +114,13 @@ class PieceWriter:
         return Catch(entity=entity, portion=portion, piece=piece)
 
 
+def describe_messages(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Describe messages that Spark writes itself; a function for ``mapInArrow``."""
+    for batch in batches:
+        for entity, messages in _by_entity(batch):
+            yield Catch(entity=entity, portion=_portion([messages]), piece=None).to_batch()
+
+
 def _by_entity(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Split a batch by entity. A task reads one entity, but Spark's plan may have combined several."""
     entities = batch.column("entity").unique().to_pylist()
@@ -164,7 +171,7 @@ _BATCH_ROWS: Final = 8_192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedFile:
-    """A completed file, or all files of an entity in a batch that was written to a URL."""
+    """A completed file, or the files of an entity in a batch that was written to a URL."""
 
     path: Path | str
     entity: str

@@ -60,12 +60,12 @@ _ARROW: Final = arrow_schema(CATCHES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catch:
-    """Messages of one entity: written to a new piece, or captured by an earlier run."""
+    """Messages of one entity: written to a new piece, or in files already."""
 
     entity: str
     portion: Portion
     piece: Piece | None
-    """``None`` if an earlier run has captured the messages."""
+    """``None`` if an earlier run has captured the messages, or Spark writes them itself."""
 
     def to_batch(self) -> pa.RecordBatch:
         piece = self.piece

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import col, lit
@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 from pairbus.jobs.lines import reason_of
 from pairbus.ledger import read_open
 from pairbus.ledger.events import COLUMNS, LIVES, NUMBER, OPERATIONS, TEXT, TIME, VERSION, VERSION_KEY
+from pairbus.spark.file_systems import FileSystemError, check_file_systems, java_reason
 from pairbus.spark.session import LIGHT
 
 
@@ -393,9 +394,14 @@ def _remote(spark: SparkSession, table: str, address: str, period: Period) -> Da
     """Read the files at an address; journals are on the server's machine, and are not included."""
     root = f"{address.rstrip('/')}/{table}"
     try:
+        check_file_systems(spark, address)
         found = spark.read.option("pathGlobFilter", "*.parquet").parquet(_exactly(root)).schema
     except AnalysisException as error:
         raise NotALedgerError(f"{address} is not a ledger, or has no table {table!r}: {_first_line(error)}") from error
+    except FileSystemError as error:
+        raise LedgerReadError(str(error)) from error
+    except Py4JJavaError as error:
+        raise LedgerReadError(f"{root} cannot be read: {java_reason(error)}") from error
     for field in table_schema(table):
         if field.name not in found.names:
             raise WrongColumnsError(f"{root} has no column {field.name!r}: it does not belong to a ledger")

@@ -28,6 +28,8 @@ from pairbus.jobs.reconcile.reconciliation import (
 )
 from pairbus.jobs.reconcile.report import ReconcileReport, ReconcileVerdict, report, utc
 from pairbus.ledger.events import LIVES, SUCCEEDED, OperationKind, Stage
+from pairbus.spark.file_systems import FileSystemError, check_file_systems
+from pairbus.spark.formats import UnavailableFormatError, check_format
 from pairbus.spark.java import JavaNotFoundError
 from pairbus.spark.session import SparkStartError, ensured_session
 
@@ -164,14 +166,21 @@ class Reconcilable:
             self._expect_two()
             config = session_config([*self.secondary, *self.primary], SESSION)
             with ensured_session(master, app_name="pairbus reconcile", config=config) as spark:
+                self._check_outputs(spark)
                 reports = (self._report(spark, listed, until) for until in (*self._horizons(), None))
                 return next(found for found in reports if found is not None)
-        except LedgerReadError as error:
+        except (LedgerReadError, FileSystemError, UnavailableFormatError) as error:
             raise ReconcileInputError(str(error)) from error
         except (SparkStartError, JavaNotFoundError) as error:
             raise ReconcileError(str(error)) from error
         except FAILURES as error:
             raise ReconcileError(f"the Spark job failed: {failure_line(error)}") from error
+
+    def _check_outputs(self, spark: SparkSession) -> None:
+        """Raise ``FileSystemError`` or ``UnavailableFormatError`` before the work, not after it."""
+        check_file_systems(spark, self.outputs.tables, self.outputs.state)
+        if self.outputs.tables is not None:
+            check_format(spark, self.outputs.table_format)
 
     def _horizons(self) -> Iterator[datetime]:
         for until in () if self.end is None else (self.end + horizon for horizon in HORIZONS):

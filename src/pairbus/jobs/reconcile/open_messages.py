@@ -23,6 +23,7 @@ from pairbus.ledger.events import COLUMNS, LIVES, LedgerEvent
 
 _HOUR: Final = "%Y-%m-%dT%H"
 _SIDES: Final = ("primary", "secondary")
+_PATH_NOT_FOUND: Final = "PATH_NOT_FOUND"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,9 @@ class OpenMessagesDirectory:
         schema = StructType([*table_schema(LIVES), StructField("side", text), StructField("until", text)])
         try:
             kept = self.spark.read.schema(schema).parquet(self.place)
-        except AnalysisException:
+        except AnalysisException as error:
+            if error.getCondition() != _PATH_NOT_FOUND:
+                raise
             return None  # nothing was written there yet
         is_early = col("until") <= until.astimezone(UTC).strftime(_HOUR)
         (row,) = kept.where(is_early).agg(greatest_of("until").alias("until")).collect()

@@ -39,6 +39,7 @@ from pairbus.pairing.status import SyphonStatus
 from pairbus.pairing.syphon.interface import SyphonContext
 from pairbus.pairing.syphon.runner import DeferredDrainer
 from pairbus.pairing.syphon.source import log_dead_letters
+from pairbus.spark.file_systems import check_file_systems
 from pairbus.spark.session import LIGHT, ensured_session, is_alive, is_local
 
 _log = logging.getLogger(__name__)
@@ -185,10 +186,11 @@ class SparkSyphon:
         settings = self._settings
         if settings.session is not None:
             self._session = settings.session
-            return
-        config = {**(LIGHT if settings.master.startswith("local") else {}), **settings.config}
-        self._lease = ensured_session(settings.master, app_name="pairbus syphon", config=config)
-        self._session = self._lease.__enter__()
+        else:
+            config = {**(LIGHT if settings.master.startswith("local") else {}), **settings.config}
+            self._lease = ensured_session(settings.master, app_name="pairbus syphon", config=config)
+            self._session = self._lease.__enter__()
+        check_file_systems(self._session, self._checkpoint)
 
     @property
     def _is_here(self) -> bool:
