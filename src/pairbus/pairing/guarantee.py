@@ -49,6 +49,11 @@ class DestinationGuarantee:
         }
 
 
+NOT_LOOKED_UP: Final = DestinationGuarantee(
+    guarantee=DeliveryGuarantee.AT_LEAST_ONCE, reason="not known, it has not been looked up yet"
+)
+"""The guarantee of a destination until its settings are known."""
+
 _NO_MANAGE: Final = "not known, the key lacks Manage"
 
 
