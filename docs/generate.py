@@ -359,7 +359,11 @@ PAIRING = Package(
     first={**PAIR_NAMES, "Status": ["PairStatus", "PairedEntityStatus", "EntityState", "BacklogQueueStatus"]},
     sections={
         "Events": partial(_is_of, "pairbus.pairing.events"),
-        "The syphon": lambda thing: _is_of("pairbus.pairing.syphon.interface", thing) or thing is pairing.SyphonStatus,
+        "The syphon": lambda thing: (
+            _is_of("pairbus.pairing.syphon.interface", thing)
+            or _is_of("pairbus.pairing.guarantee", thing)
+            or thing is pairing.SyphonStatus
+        ),
         "Failure classification": partial(_is_of, "pairbus.pairing.policy"),
         "Other classes": _is_class,
         "Type aliases": _is_alias,
@@ -1054,6 +1058,9 @@ _SAMPLE_PAIR = pairing.PairStatus(
         syphoned=0,
         dead_lettered=0,
         waiting={"orders": client.MessagingError("it is down")},
+        guarantees={
+            "orders": pairing.DestinationGuarantee(guarantee=pairing.DeliveryGuarantee.AT_LEAST_ONCE),
+        },
     ),
 )
 

@@ -27,8 +27,9 @@ from pairbus.cli.pair_verification import Harm, differences
 from pairbus.client import NamespaceManager, QueueDescription
 from pairbus.client.management.descriptions import EntityStatus
 from pairbus.dialect.connection_string import parse_connection_string
-from pairbus.dialect.paths import backlog_path
+from pairbus.dialect.paths import DRILL, backlog_path
 from pairbus.pairing.backlog import backlog_description
+from pairbus.pairing.primary_names import RECORD
 from pairbus.server.host import NamespaceHost
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
@@ -114,6 +115,37 @@ def test_c5_missing_backlog_queues_are_created_and_existing_ones_used(namespaces
         assert namespace.key not in first.stdout + second.stdout
 
 
+def test_c15_guarantees_of_queues_and_topics_are_printed(name: str) -> None:
+    topics = {"news": ["all"]}
+    with running_namespace("contoso", queues=["orders"], topics=topics) as contoso, running_namespace() as fabrikam:
+        window = timedelta(hours=1)
+        create(
+            contoso,
+            QueueDescription(
+                "Bills", requires_duplicate_detection=True, duplicate_detection_history_time_window=window
+            ),
+        )
+        for hidden in (backlog_path("other", 0), f"{DRILL}/1", f"localhost-1/{RECORD}/other"):
+            create(contoso, QueueDescription(hidden))
+        arguments = ("pair", *options(contoso.connection_string, fabrikam.connection_string), "--name", name)
+        lines = run(*arguments, "--backlog-queues", 1).stdout.partition("\n\n")[0].splitlines()
+        document = json.loads(run(*arguments, "--backlog-queues", 1, "--json").stdout)
+        of_one = run(*arguments, "--backlog-queues", 1, "--entity", "news").stdout
+    assert lines[3:] == [
+        "queue Bills: exactly once while an outage is shorter than 1:00:00",
+        "topic news: at least once",
+        "queue orders: at least once",
+    ]
+    assert document["destinations"] == [
+        {"path": "Bills", "kind": "queue", "guarantee": "exactly once", "window_seconds": 3600, "reason": None},
+        {"path": "news", "kind": "topic", "guarantee": "at least once", "window_seconds": None, "reason": None},
+        {"path": "orders", "kind": "queue", "guarantee": "at least once", "window_seconds": None, "reason": None},
+    ]
+    assert document["unknown_destinations"] is None
+    assert "topic news: at least once\n" in of_one
+    assert "queue orders" not in of_one
+
+
 @pytest.mark.slow
 def test_c5_default_name_is_the_one_that_the_primary_announces(namespaces: Namespaces) -> None:
     done = run("pair", *namespaces.options, "--backlog-queues", 1, "--json")
@@ -183,6 +215,7 @@ def test_pair_is_set_up_while_the_primary_is_down(namespaces: Namespaces, name: 
         done = run("pair", *given, "--backlog-queues", 1, "--name", name)
     assert done.returncode == 0
     assert "unreachable" in done.stdout
+    assert "all queues and topics: at least once (not known: " in done.stdout
     assert f"{backlog_path(name, 0)}: created" in done.stdout
     assert reason(done).startswith("pairbus: WARNING: the primary namespace is unreachable: ")
     assert "secret" not in done.stdout + done.stderr
@@ -203,6 +236,10 @@ def test_primary_key_with_send_only_is_sufficient(namespaces: Namespaces, name: 
     given = options(with_key(namespaces.primary, Right.SEND), namespaces.secondary.connection_string)
     done = run("pair", *given, "--backlog-queues", 1, "--name", name)
     assert (done.returncode, done.stderr) == (0, "")
+    assert "all queues and topics: at least once (not known, the key lacks Manage)\n" in done.stdout
+    document = json.loads(run("pair", *given, "--backlog-queues", 1, "--name", name, "--json").stdout)
+    assert document["destinations"] == []
+    assert document["unknown_destinations"]["reason"] == "not known, the key lacks Manage"
 
 
 @pytest.mark.slow
@@ -221,6 +258,14 @@ def test_entity_path_of_the_primary_is_checked(namespaces: Namespaces, name: str
     given = options(f"{namespaces.primary.connection_string}EntityPath=orders", namespaces.secondary.connection_string)
     done = run("pair", *given, "--backlog-queues", 1, "--name", name)
     assert (done.returncode, done.stderr) == (0, "")
+    assert "queue orders: at least once\n" in done.stdout
+
+
+@pytest.mark.slow
+def test_entity_that_is_not_a_path_exits_with_1(namespaces: Namespaces, name: str) -> None:
+    done = run("pair", *namespaces.options, "--backlog-queues", 1, "--name", name, "--entity", "orders?x")
+    assert done.returncode == 1
+    assert reason(done).startswith("pairbus: the entity of the primary is not a queue or topic: ")
 
 
 def test_printed_program_runs(namespaces: Namespaces, name: str) -> None:
@@ -252,6 +297,7 @@ def test_terminal_output_is_a_table(namespaces: Namespaces, name: str) -> None:
             os.close(ours)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
     assert re.search(rf"│ {backlog_path(name, 0)} +│ created +│ can be sent to and received from +│", plain)
+    assert re.search(r"│ orders +│ queue +│ at least once +│", plain)
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ from pairbus.jobs.syphon.spark_syphon import batch_line
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
 from tests.cli.test_drill import count_in, make_backlog
-from tests.cli.test_pair import Namespaces, options, unused_address, with_key
+from tests.cli.test_pair import Namespaces, create, options, unused_address, with_key
 from tests.docs.snippets import ROOT
 from tests.docs.tables import code, codes, rows_of
 from tests.jobs.processes import members
@@ -172,6 +172,38 @@ def test_c14_syphon_that_starts_in_an_outage_drains_when_the_primary_is_back(nam
     assert len(received(namespaces.primary, "bills")) == 3
 
 
+def test_c15_lines_have_the_guarantee_of_each_destination(namespaces: Namespaces, name: str) -> None:
+    unique = f"{name}-unique"
+    create(
+        namespaces.primary,
+        QueueDescription(
+            unique,
+            requires_duplicate_detection=True,
+            duplicate_detection_history_time_window=timedelta(hours=1),
+        ),
+    )
+    divert(namespaces, name, "orders", 3)
+    divert(namespaces, name, unique, 3)
+    done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--once", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {one["destination"]: one for one in records(done) if one["event"] == "destination"}
+    assert [record["event"] for record in records(done)].count("destination") == len(found) == 2
+    assert (found["orders"]["guarantee"], found["orders"]["window_seconds"]) == ("at least once", None)
+    assert (found[unique]["guarantee"], found[unique]["window_seconds"]) == ("exactly once", 3_600)
+    assert found["orders"]["reason"] is found[unique]["reason"] is None
+    assert len(received(namespaces.primary, "orders")) == len(received(namespaces.primary, unique)) == 3
+
+
+def test_c15_key_without_manage_is_the_reason_of_the_guarantee(namespaces: Namespaces, name: str) -> None:
+    divert(namespaces, name, "orders", 2)
+    given = options(with_key(namespaces.primary, Right.SEND), namespaces.secondary.connection_string)
+    done = run("syphon", *given, *IN_PROCESS, "--name", name, "--once")
+    assert (done.returncode, done.stderr) == (0, "")
+    line = 'event=destination destination=orders guarantee="at least once" window_seconds=""'
+    assert f'{line} reason="not known, the key lacks Manage"\n' in done.stdout
+    assert len(received(namespaces.primary, "orders")) == 2
+
+
 def test_lines_are_key_value_pairs_by_default(namespaces: Namespaces, name: str) -> None:
     divert(namespaces, name, "orders", 1)
     done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--once")
@@ -240,7 +272,8 @@ def test_c14_syphon_runs_until_a_signal(namespaces: Namespaces, name: str) -> No
         said, complaints = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, complaints) == (0, "")
     events = [json.loads(line)["event"] for line in said.splitlines()]
-    assert events[-2:] == ["stopping", "ended"]
+    assert events.count("destination") == 1
+    assert [event for event in events if event != "destination"][-2:] == ["stopping", "ended"]
     assert len(received(namespaces.primary, "orders")) == 5
 
 
@@ -387,6 +420,8 @@ def test_d2_spark_once_delivers_everything(namespaces: Namespaces, name: str, tm
     assert sum(batch["delivered"] for batch in batches) == 200
     assert sum(batch["dead_lettered"] for batch in batches) == 1
     assert record_of(done, "ended")["delivered"] == 200
+    destination = record_of(done, "destination")
+    assert (destination["destination"], destination["guarantee"]) == ("orders", "at least once")
     written = [file.read_bytes() for file in checkpoint.rglob("*") if file.is_file()]
     assert written
     for namespace in (namespaces.primary, namespaces.secondary):

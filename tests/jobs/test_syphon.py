@@ -189,9 +189,14 @@ async def receive_all(factory: MessagingFactory, path: str) -> int:
 def test_d2_backlog_is_delivered(strings: Strings, spark: SparkSession, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with scene(strings, spark, tmp_path) as at:
-            sent_messages = SentMessages(await at.destinations(2), at.queues)
+            destinations = await at.destinations(2)
+            sent_messages = SentMessages(destinations, at.queues)
             await sent_messages.load(at.secondary, 100)
-            assert (await at.drain()).counts[OutcomeKind.DELIVERED] == 100
+            drained = await at.drain()
+            assert drained.counts[OutcomeKind.DELIVERED] == 100
+            assert {path: str(one) for path, one in drained.status.guarantees.items()} == dict.fromkeys(
+                destinations, "at least once"
+            )
             (await sent_messages.arrivals(at.primary)).assert_exact()
             assert await at.left() == 0
 

@@ -18,6 +18,8 @@ from pairbus.dialect.transfer import RESERVED
 from pairbus.pairing import (
     FAILURE_RULES,
     BacklogQueueStatus,
+    DeliveryGuarantee,
+    DestinationGuarantee,
     EntityState,
     NamespacePair,
     PairedEntityStatus,
@@ -190,7 +192,10 @@ def test_every_method_of_a_pair_is_listed_with_its_arguments() -> None:
     }
 
 
-@pytest.mark.parametrize("kind", [PairStatus, PairedEntityStatus, BacklogQueueStatus, SyphonStatus, SyphonContext])
+@pytest.mark.parametrize(
+    "kind",
+    [PairStatus, PairedEntityStatus, BacklogQueueStatus, SyphonStatus, DestinationGuarantee, SyphonContext],
+)
 def test_c19_every_status_field_is_listed(kind: type[Any]) -> None:
     rows = rows_of(REFERENCE, f"of `{kind.__name__}`", "description")
     more = {
@@ -248,7 +253,14 @@ def a_status() -> PairStatus:
         secondary="fabrikam",
         entities=(entity,),
         backlog_queues=(BacklogQueueStatus(path="contoso/0", is_used=True, cause=None, diverted=2),),
-        syphon=SyphonStatus(engine="mine", receives=1, syphoned=1, dead_lettered=0, waiting={"orders": down}),
+        syphon=SyphonStatus(
+            engine="mine",
+            receives=1,
+            syphoned=1,
+            dead_lettered=0,
+            waiting={"orders": down},
+            guarantees={"orders": DestinationGuarantee(guarantee=DeliveryGuarantee.AT_LEAST_ONCE)},
+        ),
     )
 
 

@@ -25,6 +25,8 @@ from pairbus.client.factory import MessagingFactory
 from pairbus.client.message import BrokeredMessage
 from pairbus.pairing import (
     BacklogQueueStatus,
+    DeliveryGuarantee,
+    DestinationGuarantee,
     EntityState,
     NamespacePair,
     PairedEntityStatus,
@@ -375,6 +377,10 @@ SYPHON: Final = SyphonStatus(
     syphoned=12_345,
     dead_lettered=2,
     waiting={"orders": MessagingTimeoutError("silence"), "letters": EntityDisabledError("off")},
+    guarantees={
+        "orders": DestinationGuarantee(guarantee=DeliveryGuarantee.EXACTLY_ONCE, window=timedelta(minutes=10)),
+        "letters": DestinationGuarantee(guarantee=DeliveryGuarantee.AT_LEAST_ONCE),
+    },
 )
 
 
@@ -392,6 +398,7 @@ def test_c19_each_metric_has_a_type_and_help() -> None:
         "pairbus_syphon_messages": "counter",
         "pairbus_syphon_dead_lettered": "counter",
         "pairbus_syphon_waiting": "gauge",
+        "pairbus_syphon_exactly_once": "gauge",
     }
     assert all(family.documentation for family in families.values())
 
@@ -410,6 +417,8 @@ def test_c19_metrics_have_the_counts_of_a_syphon() -> None:
     assert samples["pairbus_syphon_messages_total",] == 12_345
     assert samples["pairbus_syphon_dead_lettered_total",] == 2
     assert samples["pairbus_syphon_waiting", "orders"] == samples["pairbus_syphon_waiting", "letters"] == 1
+    assert samples["pairbus_syphon_exactly_once", "orders"] == 1
+    assert samples["pairbus_syphon_exactly_once", "letters"] == 0
 
 
 def test_c19_metrics_without_a_syphon_have_no_syphon_counts() -> None:

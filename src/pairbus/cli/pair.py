@@ -27,6 +27,7 @@ from pairbus.cli.failure import FAILED, fail
 from pairbus.cli.pair_verification import (
     BacklogDifference,
     BacklogQueueVerification,
+    PairDestination,
     PairVerification,
     value_text,
     verify_pair,
@@ -127,6 +128,14 @@ def _print_lines(found: PairVerification) -> None:
     print(f"secondary: {found.secondary}, the key has Manage, Send and Listen")
     for queue in found.backlog_queues:
         print(f"{queue.path}: {_origin(queue)}; {_use(queue)}")
+    for one in found.destinations:
+        print(f"{one.kind} {one.path}: {one.guarantee}")
+    _print_unknown(found)
+
+
+def _print_unknown(found: PairVerification) -> None:
+    if found.unknown_destinations is not None:
+        print(f"all queues and topics: {found.unknown_destinations}")
 
 
 def _show_table(found: PairVerification) -> None:
@@ -141,6 +150,12 @@ def _show_table(found: PairVerification) -> None:
     for queue in found.backlog_queues:
         table.add_row(queue.path, _origin(queue), _use(queue), style="red" if queue.defects else None)
     console.print(table)
+    if found.destinations:
+        destinations = Table("destination", "kind", "delivery from the backlog")
+        for one in found.destinations:
+            destinations.add_row(one.path, one.kind, str(one.guarantee))
+        console.print(destinations)
+    _print_unknown(found)
 
 
 def _document(found: PairVerification) -> dict[str, Any]:
@@ -151,6 +166,8 @@ def _document(found: PairVerification) -> dict[str, Any]:
         "primary_failure": None if failure is None else one_line(failure),
         "secondary": found.secondary,
         "backlog_queues": [_queue_document(queue) for queue in found.backlog_queues],
+        "destinations": [_destination_document(one) for one in found.destinations],
+        "unknown_destinations": None if found.unknown_destinations is None else found.unknown_destinations.facts,
         "warnings": found.warnings,
         "is_ready": not found.defective,
     }
@@ -163,6 +180,10 @@ def _queue_document(queue: BacklogQueueVerification) -> dict[str, Any]:
         "differences": [_difference_document(one) for one in queue.differences],
         "defects": queue.defects,
     }
+
+
+def _destination_document(one: PairDestination) -> dict[str, Any]:
+    return {"path": one.path, "kind": one.kind, **one.guarantee.facts}
 
 
 def _difference_document(one: BacklogDifference) -> dict[str, str]:

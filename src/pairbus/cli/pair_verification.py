@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 
 from pairbus.cli.connection import NamedNamespace, one_line
 from pairbus.cli.failure import FAILED, fail
@@ -21,10 +21,13 @@ from pairbus.client.errors import (
     UnauthorizedError,
 )
 from pairbus.client.factory import MessagingFactory
-from pairbus.client.management.descriptions import EntityStatus, QueueDescription
+from pairbus.client.management.descriptions import EntityStatus, QueueDescription, TopicDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
+from pairbus.dialect.paths import is_backlog_path, is_drill_path
 from pairbus.pairing import NamespacePair, SendAvailabilityPairedNamespaceOptions
 from pairbus.pairing.backlog import MOST_DELIVERIES, backlog_description, backlog_queues_by_name
+from pairbus.pairing.guarantee import DestinationGuarantee, guarantee_of, guarantee_without_settings, read_settings
+from pairbus.pairing.primary_names import RECORD
 
 
 class Harm(Enum):
@@ -157,6 +160,23 @@ class BacklogQueueVerification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairDestination:
+    """A queue or topic of the primary, which messages from the backlog are delivered to."""
+
+    path: str
+    is_topic: bool
+    guarantee: DestinationGuarantee
+
+    @property
+    def kind(self) -> str:
+        return "topic" if self.is_topic else "queue"
+
+    @classmethod
+    def of(cls, found: QueueDescription | TopicDescription) -> Self:
+        return cls(path=found.path, is_topic=isinstance(found, TopicDescription), guarantee=guarantee_of(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PairVerification:
     """The result of the verification of a pair."""
 
@@ -169,6 +189,10 @@ class PairVerification:
     """The error of connecting to the primary; ``None`` if it is reachable."""
 
     backlog_queues: tuple[BacklogQueueVerification, ...]
+    destinations: tuple[PairDestination, ...] = ()
+    unknown_destinations: DestinationGuarantee | None = None
+    """The guarantee of all destinations if their settings cannot be read; ``None`` if they are in ``destinations``."""
+
     backlogs_in_primary: tuple[str, ...] = ()
     """Names of namespaces whose backlog queues the primary holds, so that it is itself a secondary of theirs."""
 
@@ -220,12 +244,15 @@ async def verify_pair(
             manager, backup, backlog_queue_count, primary_name=primary_name
         )
         pair = await _pair(factory, options)
+        destinations, unknown = await _guarantees(primary_manager, primary.entity_path, primary_failure)
         return PairVerification(
             primary=str(primary.endpoint),
             secondary=str(secondary.endpoint),
             primary_name=pair.primary_name,
             primary_failure=primary_failure,
             backlog_queues=await _backlog_queues(pair, options, before),
+            destinations=destinations,
+            unknown_destinations=unknown,
             backlogs_in_primary=() if primary_failure is not None else await _backlogs(primary_manager),
         )
 
@@ -260,6 +287,35 @@ async def _backlogs(manager: NamespaceManager) -> tuple[str, ...]:
         return tuple(sorted(await backlog_queues_by_name(manager)))
     except MessagingError:
         return ()
+
+
+async def _guarantees(
+    manager: NamespaceManager, entity_path: str | None, primary_failure: MessagingError | None
+) -> tuple[tuple[PairDestination, ...], DestinationGuarantee | None]:
+    """Return the destinations on the primary; or the guarantee of all of them, if their settings cannot be read."""
+    if primary_failure is not None:
+        return (), guarantee_without_settings(primary_failure)
+    try:
+        if entity_path is None:
+            found = await _entities(manager)
+        else:
+            found = [await read_settings(manager, entity_path.strip("/"))]
+    except MessagingError as error:
+        return (), guarantee_without_settings(error)
+    except ValueError as error:  # a link ignores the part of a path after a '?'
+        fail(f"the entity of the primary is not a queue or topic: {error}", FAILED)
+    return tuple(PairDestination.of(one) for one in sorted(found, key=lambda one: one.path.lower())), None
+
+
+async def _entities(manager: NamespaceManager) -> list[QueueDescription | TopicDescription]:
+    """Return the queues and topics of applications."""
+    queues = [one for one in await manager.get_queues() if not _is_own(one.path)]
+    return [*queues, *await manager.get_topics()]
+
+
+def _is_own(path: str) -> bool:
+    """Return whether pairing has created the queue at a path."""
+    return is_backlog_path(path) or is_drill_path(path) or f"/{RECORD}/" in path.lower()
 
 
 # The secondary.

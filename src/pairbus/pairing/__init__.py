@@ -14,6 +14,7 @@ from pairbus.pairing.events import (
     PairEvent,
     PingSent,
 )
+from pairbus.pairing.guarantee import DeliveryGuarantee, DestinationGuarantee
 from pairbus.pairing.options import SendAvailabilityPairedNamespaceOptions
 from pairbus.pairing.pair import NamespacePair
 from pairbus.pairing.policy import FAILURE_RULES, EntityState, FailureRules, FailureVerdict
@@ -25,7 +26,9 @@ __all__: list[str] = [
     "FAILURE_RULES",
     "BacklogQueueChanged",
     "BacklogQueueStatus",
+    "DeliveryGuarantee",
     "DestinationChanged",
+    "DestinationGuarantee",
     "DrillReport",
     "EntityChanged",
     "EntityState",

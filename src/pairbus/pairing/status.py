@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from pairbus.client.errors import MessagingError
+from pairbus.pairing.guarantee import DeliveryGuarantee, DestinationGuarantee
 from pairbus.pairing.policy import EntityState
 
 
@@ -57,6 +58,9 @@ class SyphonStatus:
     dead_lettered: int
     waiting: Mapping[str, MessagingError]
     """The errors of destinations whose messages wait in the backlog, by path."""
+
+    guarantees: Mapping[str, DestinationGuarantee] = field(default_factory=dict)
+    """The guarantees of the destinations that messages were delivered to, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +148,15 @@ class PairStatus:
             "gauge",
             "1 for a destination whose messages wait",
             [(label, 1) for label in waiting],
+        )
+        yield from _metric(
+            "pairbus_syphon_exactly_once",
+            "gauge",
+            "1 for a destination that stores each delivered message exactly once, 0 for at least once",
+            [
+                ({"entity": path}, int(one.guarantee is DeliveryGuarantee.EXACTLY_ONCE))
+                for path, one in syphon.guarantees.items()
+            ],
         )
 
 

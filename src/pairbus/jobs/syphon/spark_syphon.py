@@ -128,6 +128,7 @@ class SparkSyphon:
             syphoned=self._counts[OutcomeKind.DELIVERED] + self._counts[OutcomeKind.UNREMOVED] + parked.syphoned,
             dead_lettered=self._counts[OutcomeKind.DEAD_LETTERED] + parked.dead_lettered,
             waiting=parked.waiting,
+            guarantees=parked.guarantees,
         )
 
     @property
@@ -376,6 +377,8 @@ class SparkSyphon:
         self._worked_s = self._loop.time()
         if report.delivered:
             self._delivered_s = self._worked_s
+        for path in report.destinations:
+            self._drainer.note_delivery(path)
         _log.info(
             'batch completed primary=%s batch=%d delivered=%d outcomes="%s" seconds=%.1f',
             self._context.primary.endpoint,

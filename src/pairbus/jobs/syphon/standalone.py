@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ from pairbus.jobs.lines import (
 from pairbus.jobs.syphon.backlog_report import BacklogDepth, BacklogReport, BacklogSnapshot, find_backlog_queues
 from pairbus.jobs.syphon.settings import SyphonConfig
 from pairbus.pairing.events import PairEvent
+from pairbus.pairing.guarantee import NOT_LOOKED_UP, DestinationGuarantee
 from pairbus.pairing.pair import end_together
 from pairbus.pairing.primary_names import await_final_names, find_primary_names
 from pairbus.pairing.status import SyphonStatus
@@ -350,6 +351,8 @@ class DepthWatch:
     def __init__(self, reporter: ProgressReporter, depth: BacklogDepth) -> None:
         self._reporter = reporter
         self._depth = depth
+        self._guarantees: dict[str, DestinationGuarantee] = {}
+        """The reported guarantees of destinations, by path."""
 
     async def follow(self, syphon: Syphon) -> None:
         """Report progress until cancelled."""
@@ -358,6 +361,7 @@ class DepthWatch:
         reported, reported_s = (0, 0), loop.time()
         while True:
             status = syphon.status
+            self._report_guarantees({path: one for path, one in status.guarantees.items() if one is not NOT_LOOKED_UP})
             moved = (status.syphoned, status.dead_lettered)
             if (seen := (*moved, *sorted(status.waiting))) != shown:
                 shown = seen
@@ -368,6 +372,15 @@ class DepthWatch:
                     self._reporter.report(_progress_line(progress))
             await asyncio.sleep(_POLL_S)
 
+    def _report_guarantees(self, found: Mapping[str, DestinationGuarantee]) -> None:
+        """Report destinations that are new, or whose guarantee has become known."""
+        for path, guarantee in found.items():
+            if self._guarantees.get(path) != guarantee:
+                self._guarantees[path] = guarantee
+                facts: dict[str, Fact] = {"destination": path, **guarantee.facts}
+                text = f"'{path}' gets each message {guarantee}"
+                self._reporter.report(ReportLine(event="destination", text=text, facts=facts))
+
     async def _read_depth(self) -> int | None:
         try:
             return await self._depth.read()
@@ -376,6 +389,7 @@ class DepthWatch:
 
     def end(self, status: SyphonStatus, uncounted_batches: int) -> None:
         """Report the totals, which are a minimum if batches were interrupted."""
+        self._report_guarantees(status.guarantees)
         text = f"{status.syphoned:,} messages were delivered, {status.dead_lettered:,} dead-lettered"
         facts: dict[str, Fact] = {**_totals(status.syphoned, status.dead_lettered)}
         if uncounted_batches:
@@ -428,5 +442,6 @@ class DrainingSyphon(InProcessSyphon):
             if moved != status.syphoned + status.dead_lettered:
                 moved, moved_s = status.syphoned + status.dead_lettered, loop.time()
             elif loop.time() - moved_s >= _QUIET_S:
-                return
+                break
             await asyncio.sleep(_DRAIN_POLL_S)
+        await self._guarantees.settle()

@@ -174,8 +174,15 @@ class DeliveryDestination:
     """One queue or topic of the primary namespace. While it is down, it is retried by one sender at a time."""
 
     def __init__(
-        self, path: str, primary: SendingLinkFactory, is_held: Callable[[str], bool], publish: Listener
+        self,
+        path: str,
+        primary: SendingLinkFactory,
+        is_held: Callable[[str], bool],
+        publish: Listener,
+        *,
+        on_delivered: Callable[[str], None] = lambda _path: None,
     ) -> None:
+        """``on_delivered`` is called with the path after each confirmed batch."""
         self.path = path
         self.cause: MessagingError | None = None
         """The reason why the destination is down; ``None`` while it works."""
@@ -185,6 +192,7 @@ class DeliveryDestination:
         self._link = EntityLink(primary, path, {SYPHON: True})
         self._is_held = is_held
         self._publish = publish
+        self._on_delivered = on_delivered
         self._pause_s = RETRY_BACKOFF.first_s
         self._due_s = 0.0
         self._is_held_back = False
@@ -301,6 +309,7 @@ class DeliveryDestination:
     async def send(self, payloads: list[bytes]) -> None:
         """Send messages in one batch, and wait for the confirmation. Raise ``MessagingError``."""
         await self._link.attempt(SendBatch(payloads, whole=True))
+        self._on_delivered(self.path)
 
     async def close(self) -> None:
         await self._link.close()

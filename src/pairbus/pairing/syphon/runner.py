@@ -18,6 +18,7 @@ from pairbus.client.receiver import MessageReceiver
 from pairbus.pairing.status import SyphonStatus
 from pairbus.pairing.syphon.channel import DestinationChannel
 from pairbus.pairing.syphon.destination import DeliveryDestination, NamespaceHealth
+from pairbus.pairing.syphon.guarantees import GuaranteeLookup
 from pairbus.pairing.syphon.interface import IDLE_POLLS_PER_PEEK, IN_PROCESS, SyphonContext, destination_key
 from pairbus.pairing.syphon.message import Line, by_path
 from pairbus.pairing.syphon.source import BacklogSource
@@ -236,6 +237,7 @@ class InProcessSyphon:
     def __init__(self, context: SyphonContext) -> None:
         self._context = context
         self._health = NamespaceHealth(context.primary, self._wake)
+        self._guarantees = GuaranteeLookup(context.primary, self._health.wait)
         self._destinations: dict[str, DeliveryDestination] = {}
         self._runners: list[QueueRunner] = []
         self._tasks = BackgroundTasks("syphon", expected=MessagingError)
@@ -251,6 +253,7 @@ class InProcessSyphon:
             syphoned=sum(source.syphoned for source in sources),
             dead_lettered=sum(source.dead_lettered for source in sources),
             waiting={one.path: one.cause for one in self._destinations.values() if one.cause is not None},
+            guarantees=self._guarantees.found,
         )
 
     async def start(self) -> None:
@@ -279,7 +282,13 @@ class InProcessSyphon:
         found = self._destinations.get(key)
         if found is None:
             context = self._context
-            found = DeliveryDestination(path.strip("/"), context.primary, context.is_held, context.publish)
+            found = DeliveryDestination(
+                path.strip("/"),
+                context.primary,
+                context.is_held,
+                context.publish,
+                on_delivered=self._guarantees.note_delivery,
+            )
             self._destinations[key] = found
             if self._sweeping is None or self._sweeping.done():
                 self._sweeping = self._tasks.keep_running(self._sweep)
@@ -326,6 +335,7 @@ class InProcessSyphon:
     async def _close(self) -> None:
         await asyncio.gather(*(runner.stop(_FINISH_S) for runner in self._runners))
         await self._health.close()
+        await self._guarantees.close()
         await self._tasks.close()
         await asyncio.gather(*(runner.source.close(_SETTLE_S) for runner in self._runners))
         await asyncio.gather(*(destination.close() for destination in self._destinations.values()))
@@ -355,6 +365,10 @@ class DeferredDrainer(InProcessSyphon):
     def adopt(self, queue: str, path: str, sequence: int, session_id: str | None) -> None:
         """Deliver a message that was deferred."""
         self._runner_of(queue).adopt(path, sequence, session_id)
+
+    def note_delivery(self, path: str) -> None:
+        """Note that a destination has confirmed a message of a batch, so that the status has its guarantee."""
+        self._guarantees.note_delivery(path)
 
     def _runner_of(self, queue: str) -> QueueRunner:
         return next(one for one in self._runners if one.path.lower() == queue.lower())
@@ -400,6 +414,7 @@ class DeferredDrainer(InProcessSyphon):
             await asyncio.sleep(_REST_S)
             if self._done != done:
                 done, since_s = self._done, loop.time()
+        await self._guarantees.settle()
 
     @property
     def _done(self) -> int:
