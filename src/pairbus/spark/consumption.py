@@ -232,7 +232,7 @@ class Consumption:
         found = {"locked": sum(one.locked for one in receivers)}
         oldest_ms = min((ms for one in receivers if (ms := one.oldest_ms) is not None), default=None)
         if oldest_ms is not None:
-            found["oldest_age_s"] = max(0, round(time.time() - oldest_ms / 1_000))
+            found["oldest_locked_age_s"] = max(0, round(time.time() - oldest_ms / 1_000))
         return found
 
     # Removal.
