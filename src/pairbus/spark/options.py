@@ -590,7 +590,8 @@ SOURCE_OPTIONS: Final = (
         name="sessions",
         form=number(1, 1_000),
         doc="Maximum number of sessions of each entity that a consuming stream locks at a time; for entities that"
-        " require sessions. Each session of a batch is read by one task, in order. States of sessions are left alone.",
+        " require sessions. Each session of a batch is read by one task, in order; a task reads several if a batch has"
+        " more sessions than tasks: 16, unless `minPartitions` is more. States of sessions are left alone.",
     ),
     Option(
         name="metricsInterval",
