@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 
-from benchmarks import comparison, hostile, hostile_peers
+from benchmarks import comparison, hostile, hostile_peers, scale
 from benchmarks.brokers import azure, load
 from benchmarks.figures import MAX_OTHERS_SHARE
 from pairbus import MessagingFactorySettings, RetryPolicy, SendAvailabilityPairedNamespaceOptions, TokenProvider
@@ -49,7 +49,7 @@ from pairbus.server.connection_limits import ConnectionLimits
 from pairbus.server.http import answers, call, protocol
 from pairbus.server.side_buffer import archive, compactor, replayer
 from pairbus.server.throttle import gauges, throttle
-from pairbus.spark import locks
+from pairbus.spark import connections, consumption, depths, locks
 from pairbus.store import buffer_directory, certificate, lmdb, segment_log
 from pairbus.wire import decoder
 from pairbus.wire.configuration import MAX_VALUES
@@ -102,6 +102,11 @@ def size(number: int) -> Spellings:
 
 def share(number: float) -> Spellings:
     return {FRACTIONS[round(number, 6)]}
+
+
+def hours(each_us: float) -> Spellings:
+    """Return the time of the backlog of the scale page if a message takes so long."""
+    return {f"{scale.MESSAGES * each_us / 1e6 / scale.HOUR_S:.1f}"}
 
 
 def default(function: Any, parameter: str) -> Any:
@@ -270,6 +275,26 @@ FIGURES: Final[dict[str, Figures]] = {
         ("ledger is read from {} before the range", span(reconciliation.CLOCK_SLACK)),
         ("last {} minutes in which something happened", count(reconcile_events._LAST_MINUTES)),
     ],
+    "docs/explanation/scale.md": [
+        ("no test machine holds: {} messages in", count(scale.MESSAGES)),
+        ("messages in {} backlog queues, and", count(scale.QUEUES)),
+        ("and {} executors with {} cores each", count(scale.EXECUTORS), count(scale.Scenario().cores)),
+        ("removes a message in {} µs of one core", count(scale.PLAIN.secondary_us)),
+        ("µs of one core, {} µs compiled", count(scale.COMPILED.secondary_us)),
+        ("backlog takes at least {} hours", hours(scale.PLAIN.secondary_us)),
+        ("hours, {} compiled, however many", hours(scale.COMPILED.secondary_us)),
+        ("accepts a message in {} µs, {} µs compiled", count(scale.PLAIN.primary_us), count(scale.COMPILED.primary_us)),
+        (
+            "queues: {} hours at least, {} compiled",
+            hours(scale.PLAIN.primary_us),
+            hours(scale.COMPILED.primary_us),
+        ),
+        ("With the default of {} messages", count(scale.Scenario().batch_messages)),
+        ("a group of {} messages with locks", count(scale.Scenario().group)),
+        ("accepts {} connections, and", count(MOST_CONNECTIONS)),
+        ("and {} links on each", count(LIMITS.max_links_per_connection)),
+        ("so that {} executors of 4 cores", count(MOST_CONNECTIONS / scale.Scenario().cores)),
+    ],
     "docs/explanation/simulation.md": [
         ("`make test` runs {} of them", count(test_simulation.SOON)),
         ("`make slow` runs {} more", count(RUNS // _PART - test_simulation.SOON)),
@@ -340,6 +365,9 @@ FIGURES: Final[dict[str, Figures]] = {
     "docs/how-to/prove-that-nothing-was-lost.md": [
         ("messages that are listed: {} by default", count(LISTED)),
     ],
+    "docs/how-to/read-and-write-with-spark.md": [
+        ("are spread over up to {} tasks", count(consumption._FEW_TASKS)),
+    ],
     "docs/how-to/receive.md": [
         ("before its lock expires ({}, unless", ms(QUEUE.lock_duration_ms)),
         ("After {} deliveries (`max_delivery_count`)", count(QUEUE.max_delivery_count)),
@@ -378,6 +406,10 @@ FIGURES: Final[dict[str, Figures]] = {
     ],
     "docs/migration/from-dotnet.md": [
         ("at least 1; {} by default", count(PAIR["backlog_queue_count"])),
+    ],
+    "docs/migration/from-kafka.md": [
+        ("deferred messages among the first {} of each entity", count(depths._MAX_PEEKED)),
+        ("within `connect_timeout`, {} by default", span(connections.CONNECT_TIMEOUT)),
     ],
     "docs/migration/from-the-emulator.md": [
         ("a message lives {}, a lock lasts", {"forever"} if QUEUE.default_time_to_live_ms is None else set()),

@@ -83,9 +83,8 @@ async def set_status(primary: str, path: str, status: EntityStatus) -> None:
 
 _QUERY: Final = """
 import sys
+import pairbus.spark
 from pyspark.sql import SparkSession
-from pairbus.spark.errors import show_reasons_last
-show_reasons_last()
 spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
 spark.read.format("pairbus").option("connection", "env:PAIRBUS_PRIMARY").load("nothing").collect()
 """

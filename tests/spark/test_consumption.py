@@ -1099,7 +1099,7 @@ def test_e4_gone_messages_fail_a_stream_that_asks_for_it(fails: bool) -> None:
     run(scenario)
 
 
-def test_c19_locked_messages_and_the_age_of_the_oldest_are_reported() -> None:
+def test_c19_locked_messages_and_the_age_of_the_oldest_one_are_reported() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(10)))
@@ -1108,6 +1108,6 @@ def test_c19_locked_messages_and_the_age_of_the_oldest_are_reported() -> None:
             await asyncio.sleep(1)
             found = driver.consumption.locks()
             assert found["locked"] == 8
-            assert found["oldest_age_s"] >= 0
+            assert found["oldest_locked_age_s"] >= 0
 
     run(scenario)

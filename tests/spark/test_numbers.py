@@ -88,6 +88,31 @@ def test_search_takes_few_peeks(sent: int) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("sent", [1, 10, 99])
+def test_search_in_a_short_entity_takes_at_most_four_peeks(sent: int) -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(sent)))
+        receiver = await world.factory().create_message_receiver(ORDERS)
+        counting = Counting(receiver)
+        assert await last_numbers(receiver) == SequenceMarks.of([sent])
+        assert counting.count <= 4
+
+    run(scenario)
+
+
+def test_d1_last_number_is_found_behind_a_page_that_is_cut_short() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        for _ in range(20):
+            await others.send(["x" * 100_000])
+        receiver = await world.factory().create_message_receiver(ORDERS)
+        assert len(await receiver.peek(100, 1)) < 20, "a response has a maximum size"
+        assert await last_numbers(receiver) == SequenceMarks.of([20])
+
+    run(scenario)
+
+
 def test_d1_last_number_of_each_partition_is_found() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)

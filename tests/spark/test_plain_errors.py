@@ -74,9 +74,11 @@ def test_reason_is_found_wherever_spark_puts_it(text: str) -> None:
 
 
 _SCRIPT = """
-from pyspark.errors import AnalysisException
+import sys
+import pairbus.spark
 from pairbus.spark.errors import show_reasons_last
-show_reasons_last()
+assert "pyspark" not in sys.modules
+from pyspark.errors import AnalysisException
 show_reasons_last()
 raise {error}
 """

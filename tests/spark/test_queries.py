@@ -226,6 +226,7 @@ def test_d1_table_is_read_and_written_to_entities(
         .start(streamed)
     )
     finish(query)
+    assert sum(progress.sink.numOutputRows for progress in query.recentProgress) == 300
     assert sorted(bodies(factory, streamed), key=int) == [f"{number}" for number in range(300)]
     assert look(factory, others[0]) == look(factory, others[1]) == []
     assert secrets_below(checkpoint, namespace.key) == []

@@ -17,10 +17,10 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Equ
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StringType, StructField, StructType
 
-from pairbus.broker import QueueDescription
+from pairbus.broker import AuthorizationRule, QueueDescription, Right
 from pairbus.client.errors import EntityNotFoundError, InvalidRequestError, MessagingError, MessagingTimeoutError
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.spark.connections import ConnectionReference, factory_of, on_loop
 from pairbus.spark.data_source import PairbusDataSource
 from pairbus.spark.depths import Depths
@@ -124,18 +124,22 @@ def collect(rows: list[T], more: Callable[[], list[T]], count: int) -> None:
     eventually(are_there)
 
 
-def send(namespace: RunningNamespace, path: str, texts: Iterable[str]) -> None:
+def send(namespace: RunningNamespace, path: str, texts: Iterable[str], **properties: Any) -> None:
     factory = factory_of(ConnectionReference.parse(namespace.connection_string))
 
     async def work() -> None:
         sender = await factory.create_message_sender(path)
-        await sender.send([BrokeredMessage(text) for text in texts])
+        await sender.send([BrokeredMessage(text, **properties) for text in texts])
         await sender.close()
 
     on_loop(work)
 
 
 def look(namespace: RunningNamespace, path: str) -> list[str]:
+    return [message.text() for message in peeked(namespace, path)]
+
+
+def peeked(namespace: RunningNamespace, path: str) -> list[ReceivedMessage]:
     factory = factory_of(ConnectionReference.parse(namespace.connection_string))
 
     async def work() -> list[ReceivedMessage]:
@@ -144,7 +148,7 @@ def look(namespace: RunningNamespace, path: str) -> list[str]:
         await receiver.close()
         return found
 
-    return [message.text() for message in on_loop(work)]
+    return on_loop(work)
 
 
 def take(namespace: RunningNamespace, path: str, count: int, *, settle: bool = True) -> list[str]:
@@ -571,19 +575,101 @@ def test_c19_depth_is_reported_at_an_interval(namespace: RunningNamespace, mode:
         assert (query.reader.reportLatestOffset() or {})["depth"] == 7, "each read is billed"
 
 
+def read_depths(namespace: RunningNamespace, *paths: str, connection_string: str | None = None) -> dict[str, int]:
+    connection = ConnectionReference.parse(connection_string or namespace.connection_string)
+    return on_loop(Depths(connection, paths, timedelta(hours=1)).read, factory_of(connection))
+
+
+def defer(namespace: RunningNamespace, path: str, count: int) -> None:
+    factory = factory_of(ConnectionReference.parse(namespace.connection_string))
+
+    async def work() -> None:
+        receiver = await factory.create_message_receiver(path)
+        left = count
+        while left:
+            found = await receiver.receive(left, timedelta(seconds=5))
+            await receiver.defer(found)
+            left -= len(found)
+        await receiver.close()
+
+    on_loop(work)
+
+
+def test_c19_deferred_messages_are_counted_as_parked(namespace: RunningNamespace) -> None:
+    queues = [make_queue(namespace) for _ in range(2)]
+    for queue in queues:
+        send(namespace, queue, numbered(range(150)))
+        defer(namespace, queue, 120)
+    found = read_depths(namespace, *queues)
+    assert (found["parked"], found["depth"]) == (240, 300)
+
+
+def test_c19_parked_messages_are_counted_among_the_first_1000(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(1_100)))
+    defer(namespace, queue, 1_050)
+    assert read_depths(namespace, queue)["parked"] == 1_000
+
+
+def test_c19_age_is_that_of_the_oldest_active_message(namespace: RunningNamespace) -> None:
+    queue, younger = make_queue(namespace), make_queue(namespace)
+    assert read_depths(namespace, queue)["oldest_age_s"] == 0
+    send(namespace, queue, ["parked", "oldest"])
+    defer(namespace, queue, 1)
+    [oldest] = [message for message in peeked(namespace, queue) if message.state is MessageState.ACTIVE]
+    eventually(lambda: time.time() - oldest.enqueued_time.timestamp() >= 2)
+    send(namespace, younger, ["younger"])
+    assert read_depths(namespace, younger, queue)["oldest_age_s"] >= 2
+    assert take(namespace, queue, 1) == ["oldest"]
+    assert read_depths(namespace, queue) == {
+        "depth": 1,
+        "scheduled": 0,
+        "dead_lettered": 0,
+        "parked": 1,
+        "oldest_age_s": 0,
+    }
+
+
+def test_c19_age_covers_partitions_behind_many_messages(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace, partitioned=True)
+    send(namespace, queue, ["one"])  # one partition, and the messages below all of them
+    [first] = peeked(namespace, queue)
+    eventually(lambda: time.time() - first.enqueued_time.timestamp() >= 2)
+    for number in range(16):
+        send(namespace, queue, numbered(range(150)), partition_key=f"key {number}")
+    assert read_depths(namespace, queue)["oldest_age_s"] >= 2
+
+
 def test_c19_unreadable_depth_is_logged(namespace: RunningNamespace, caplog: pytest.LogCaptureFixture) -> None:
-    missing = Depths(ConnectionReference.parse(namespace.connection_string), ["nothing"], timedelta(hours=1))
     with caplog.at_level("INFO", logger="pairbus.spark"):
-        assert on_loop(missing.read) == {}
+        assert read_depths(namespace, "nothing") == {}
     assert "depths not read" in caplog.text
+
+
+def test_c19_key_without_manage_reads_what_peeks_show(
+    namespace: RunningNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    rule = AuthorizationRule(name="listener", rights=(Right.LISTEN,), primary_key="one", secondary_key="two")
+    queue = make_queue(namespace, authorization_rules=(rule,))
+    send(namespace, queue, ["one"])
+    endpoint = namespace.connection_string.partition(";SharedAccessKeyName=")[0]
+    key = f"SharedAccessKeyName={rule.name};SharedAccessKey={rule.primary_key};UseDevelopmentEmulator=true"
+    found = read_depths(namespace, queue, connection_string=f"{endpoint};{key}")
+    assert found.keys() == {"parked", "oldest_age_s"}
+    assert caplog.text.count("the key has no Manage claim") == 1
 
 
 @pytest.mark.parametrize("sub_queue", ["$DeadLetterQueue", "$Transfer/$DeadLetterQueue"])
 def test_c19_depth_of_a_sub_queue(namespace: RunningNamespace, sub_queue: str) -> None:
     topic = make_topic(namespace, "audit")
     path = f"{topic}/Subscriptions/audit/{sub_queue}"
-    depths = Depths(ConnectionReference.parse(namespace.connection_string), [path], timedelta(hours=1))
-    assert on_loop(depths.read) == {"depth": 0, "scheduled": 0, "dead_lettered": 0}
+    assert read_depths(namespace, path) == {
+        "depth": 0,
+        "scheduled": 0,
+        "dead_lettered": 0,
+        "parked": 0,
+        "oldest_age_s": 0,
+    }
 
 
 def test_timeout_and_retries_are_those_of_the_options(namespace: RunningNamespace) -> None:

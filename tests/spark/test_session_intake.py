@@ -15,6 +15,7 @@ from pairbus.client.errors import InvalidRequestError
 from pairbus.client.message import BrokeredMessage
 from pairbus.spark.offset import ConsumeOffset
 from pairbus.spark.partition import MessagePartition
+from pairbus.spark.partition import tasks as group
 from tests.faults.fault import Fault, Kind
 from tests.faults.world import ORDERS, VISITS, World, run
 from tests.spark.scenes import Driver, Others, driving, read
@@ -64,6 +65,32 @@ def test_d1_each_session_is_read_by_one_task_in_order_and_removed() -> None:
             await others.until_empty(VISITS)
 
     run(scenario)
+
+
+@pytest.mark.parametrize(("minimum", "tasks"), [(None, 16), (4, 16), (20, 20), (50, 20)])
+def test_d1_min_partitions_adds_tasks_until_each_reads_one_session(minimum: int | None, tasks: int) -> None:
+    sessions = [f"session-{number}" for number in range(20)]
+
+    async def scenario(world: World) -> None:
+        others = make_visits(world)
+        await send(others, range(5), sessions)
+        given: dict[str, Any] = {} if minimum is None else {"minPartitions": minimum}
+        async with driving(world, VISITS, sessions=20, longPoll="1s", **given) as driver:
+            await asyncio.sleep(10)  # until all of them are received
+            parts = grouped(await driver.plan(), minimum)
+            found = [of_sessions(rows) for rows in await tasks_of(driver, parts)]
+            assert len(found) == tasks
+            assert sorted(session for one in found for session in one) == sorted(sessions)
+            assert all(numbers == [*range(5)] for one in found for numbers in one.values())
+
+    run(scenario)
+
+
+def grouped(parts: list[MessagePartition], minimum: int | None) -> list[MessagePartition]:
+    """Return the tasks of a batch, none of which has several partitions."""
+    found = group(parts, minimum)
+    assert found == parts
+    return parts
 
 
 @pytest.mark.parametrize("at_once", [1, 2])

@@ -11,12 +11,14 @@ import pyarrow as pa
 import pytest
 
 from pairbus.blocking import BrokeredMessage, MessagingFactory
+from pairbus.client.errors import MessagingTimeoutError
 from pairbus.spark import Outcome, SettlementCounts, settle
 from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.errors import SchemaError, SparkOptionError
 from pairbus.spark.settlement import SettlementTask
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue
+from tests.spark.scenes import NOWHERE
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +88,12 @@ def test_d2_task_settles_batches_of_several_entities(namespace: RunningNamespace
         factory.close()
 
 
+def test_e4_unreachable_namespace_is_an_error_after_connect_timeout() -> None:
+    row = {"entity": "orders", "lock_token": str(uuid4())}
+    with pytest.raises(MessagingTimeoutError, match=r"cannot be reached: Connection refused; tried for 0.2 s"):
+        settle([row], "complete", connection=NOWHERE, connect_timeout=timedelta(seconds=0.2))
+
+
 @pytest.mark.parametrize(
     ("outcome", "given", "reason"),
     [
@@ -94,7 +102,7 @@ def test_d2_task_settles_batches_of_several_entities(namespace: RunningNamespace
         ("abandon", {"connection": "env:"}, "option 'connection'"),
     ],
 )
-def test_e4_invalid_arguments_are_rejected(outcome: str, given: dict[str, str], reason: str) -> None:
+def test_e4_invalid_arguments_are_rejected(outcome: str, given: dict[str, Any], reason: str) -> None:
     with pytest.raises(SparkOptionError, match=reason):
         settle([], outcome, **{"connection": "env:CONTOSO", **given})
 

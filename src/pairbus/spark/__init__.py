@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pairbus.spark.errors import show_reasons_last
+
 if TYPE_CHECKING:
     from pairbus.spark.settlement import Outcome, SettlementCounts, settle
 
 __all__ = ["Outcome", "SettlementCounts", "settle"]
+
+show_reasons_last()
 
 
 def __getattr__(name: str) -> Any:

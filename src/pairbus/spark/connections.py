@@ -159,6 +159,9 @@ def _check(where: str, text: str) -> None:
     )
 
 
+CONNECT_TIMEOUT: Final = timedelta(seconds=10)
+"""Time within which a namespace must be reached, unless a query or caller says otherwise."""
+
 _PROBE_PATH: Final = "x-pairbus-spark"
 """A path without an entity: any response shows that the namespace is reachable."""
 
@@ -221,7 +224,10 @@ def reached(connection: ConnectionReference, within: timedelta, *, once: bool = 
     return on_loop(_CONNECTIONS.reached, connection, within, once=once)
 
 
-async def reach(factory: MessagingFactory, within: timedelta) -> None:
+_HINT: Final = "check that the namespace is running and that 'connection' has its Endpoint, or raise 'connectTimeout'"
+
+
+async def reach(factory: MessagingFactory, within: timedelta, *, hint: str = _HINT) -> None:
     """Try to connect until the namespace responds, or raise ``MessagingTimeoutError``.
 
     A response that rejects the request counts: the operation that needs it reports the error.
@@ -248,5 +254,5 @@ async def reach(factory: MessagingFactory, within: timedelta) -> None:
         f"{factory.endpoint} did not answer within {within_s}"
         if cause is None
         else f"{cause.message}; tried for {within_s}",
-        hint="check that the namespace is running and that 'connection' has its Endpoint, or raise 'connectTimeout'",
+        hint=hint,
     ) from None

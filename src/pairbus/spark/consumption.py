@@ -31,7 +31,7 @@ _MAX_WAIT_S: Final = 5.0
 """Maximum time for which planning waits for messages. A receive takes longer, and continues meanwhile."""
 
 _FEW_TASKS: Final = 16
-"""Number of tasks over which the sessions of an entity are spread, unless options say otherwise."""
+"""Number of tasks over which the sessions of an entity are spread, unless an option asks for more."""
 
 _REFRESH_S: Final = 10.0
 _PAUSE_S: Final = 1.0
@@ -202,7 +202,7 @@ class Consumption:
     def _of_sessions(self, path: str, portion: Portion) -> list[MessagePartition]:
         """Spread the sessions of an entity over some tasks, each session with all its messages."""
         options = self._options
-        most = max(options.partitions_per_queue, options.min_partitions or _FEW_TASKS)
+        most = max(_FEW_TASKS, options.partitions_per_queue, options.min_partitions or 0)
         parts: list[SequenceRanges] = [NO_NUMBERS] * min(most, len(portion.chains))
         for chain in sorted(portion.chains, key=lambda chain: len(chain.numbers), reverse=True):
             smallest = min(range(len(parts)), key=lambda index: len(parts[index]))
@@ -232,7 +232,7 @@ class Consumption:
         found = {"locked": sum(one.locked for one in receivers)}
         oldest_ms = min((ms for one in receivers if (ms := one.oldest_ms) is not None), default=None)
         if oldest_ms is not None:
-            found["oldest_age_s"] = max(0, round(time.time() - oldest_ms / 1_000))
+            found["oldest_locked_age_s"] = max(0, round(time.time() - oldest_ms / 1_000))
         return found
 
     # Removal.

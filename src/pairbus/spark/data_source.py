@@ -13,7 +13,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pairbus.spark.connections import reached
-from pairbus.spark.errors import reports_plainly, show_reasons_last
+from pairbus.spark.errors import reports_plainly
 from pairbus.spark.options import ReadMode, SinkOptions, SourceOptions, schema_options
 from pairbus.spark.reader import BrowsingStreamReader, ConsumingStreamReader, MessageReader
 from pairbus.spark.schema import check_schema, schema_of
@@ -34,7 +34,6 @@ class PairbusDataSource(DataSource):
 
         ``spark.dataSource.register`` calls this just before it decides which Python plans and runs the queries.
         """
-        show_reasons_last()
         context = SparkContext._active_spark_context  # noqa: SLF001 (there is none in a worker, or with Spark Connect)
         if context is not None:
             prepare_workers(context)

@@ -590,13 +590,15 @@ SOURCE_OPTIONS: Final = (
         name="sessions",
         form=number(1, 1_000),
         doc="Maximum number of sessions of each entity that a consuming stream locks at a time; for entities that"
-        " require sessions. Each session of a batch is read by one task, in order. States of sessions are left alone.",
+        " require sessions. Each session of a batch is read by one task, in order; a task reads several if a batch has"
+        " more sessions than tasks: 16, unless `minPartitions` is more. States of sessions are left alone.",
     ),
     Option(
         name="metricsInterval",
         form=duration(timedelta(seconds=1), timedelta(days=1), "a time from 1 second to 1 day, such as 30s or 1h"),
-        doc="Interval at which a stream reads the depth of its entities for `lastProgress`. Requires a key with the"
-        " Manage claim; each read is billed. If unset, they are not read.",
+        doc="Interval at which a stream reads the depth of its entities, the number of deferred messages and the age of"
+        " the oldest message for `lastProgress`. The depth requires a key with the Manage claim. Each read is billed:"
+        " a request for each entity, and a peek for each 100 of its first 1,000 messages. If unset, nothing is read.",
     ),
     Option(
         name="pageSize",

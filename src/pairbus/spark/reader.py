@@ -24,7 +24,7 @@ from pairbus.client.errors import UnauthorizedError
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.dialect.paths import split_entity_path
 from pairbus.spark.browsing import Browsing
-from pairbus.spark.connections import on_loop, reached
+from pairbus.spark.connections import factory_of, on_loop, reached
 from pairbus.spark.consumption import Consumption
 from pairbus.spark.depths import Depths
 from pairbus.spark.entity_patterns import resolve_entities
@@ -152,13 +152,13 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic
         return {**self.__dict__, "_source": None, "_depths": None}
 
     def _read_depths(self) -> dict[str, int]:
-        """Return the depth of the entities, if the query asks for it."""
+        """Return the depth of the entities and the age of their messages, if the query asks for them."""
         options = self._options
         if self._source is None or options.metrics_interval is None:
             return {}
         if self._depths is None:
             self._depths = Depths(options.connection, self._source.entities, options.metrics_interval)
-        return on_loop(self._depths.read)
+        return on_loop(self._depths.read, factory_of(options.connection))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
         return ReadMaxRows(self._options.max_messages_per_trigger)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
@@ -254,6 +254,8 @@ class SequenceMarks:
 
 
 _PAGE: Final = 500
+_FIRST_PAGE: Final = 100
+"""Number of messages with which a search starts."""
 
 
 # Search for sequence numbers of an entity by peeking few messages.
@@ -281,24 +283,37 @@ async def last_number(
     receiver: MessageReceiver,
     least: int = 0,
     fits: Callable[[ReceivedMessage], bool] = _any,
-    first: Callable[[MessageReceiver, int], Awaitable[ReceivedMessage | None]] = first_message,
+    *,
+    skips_scheduled: bool = False,
 ) -> int:
     """Return the number of the last fitting message after ``least`` in its partition, or ``least`` if there is none.
 
     ``fits`` must hold for all messages up to some number, and for none after it. The service does not report the last
-    number of an entity, but one peek shows whether there is a message after a number: so the search doubles its steps,
-    and then bisects. ``first`` returns the first message from a number on, of those that are searched.
+    number of an entity, but one peek shows whether there is a message after a number: so the search starts with a page,
+    beyond which most entities have nothing, doubles its steps, and then bisects. ``skips_scheduled`` searches only the
+    messages that do not wait for their scheduled time.
     """
     partition = partition_of(least)
+    first = first_enqueued if skips_scheduled else first_message
 
     async def next_fitting(number: int) -> int | None:
         found = await first(receiver, number)
-        if found is None or partition_of(found.sequence_number) != partition or not fits(found):
-            return None
-        return found.sequence_number
+        return found.sequence_number if found is not None and belongs(found) else None
 
-    last, step = least, 1
-    while (found := await next_fitting(last + step)) is not None:
+    def belongs(message: ReceivedMessage) -> bool:
+        return partition_of(message.sequence_number) == partition and fits(message)
+
+    page = await receiver.peek(_FIRST_PAGE, least + 1)
+    last = least
+    for message in page:
+        if skips_scheduled and message.state is MessageState.SCHEDULED:
+            continue
+        if not belongs(message):
+            return last
+        last = message.sequence_number
+    # A short page is not always the end: the size of a response is limited, too.
+    step = 1 if len(page) < _FIRST_PAGE else _FIRST_PAGE
+    while page and (found := await next_fitting(last + step)) is not None:
         last, step = found, 2 * step
     beyond = last + step
     while beyond - last > 1:
@@ -337,11 +352,15 @@ async def last_numbers_before(receiver: MessageReceiver, moment: datetime) -> Se
 
     Scheduled messages are passed over: they get another number when they are enqueued.
     """
+
+    def is_before(message: ReceivedMessage) -> bool:
+        return message.enqueued_time < moment
+
     found: list[int] = []
     first = await first_number(receiver, 1)
     while first is not None:
         start = start_of(partition_of(first))
-        found.append(await last_number(receiver, start, lambda message: message.enqueued_time < moment, first_enqueued))
+        found.append(await last_number(receiver, start, is_before, skips_scheduled=True))
         first = await first_number(receiver, start_of(partition_of(first) + 1) + 1)
     return SequenceMarks.of(found)
 

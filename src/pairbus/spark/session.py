@@ -23,7 +23,6 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from pairbus.spark.added_settings import ADDED
-from pairbus.spark.errors import show_reasons_last
 from pairbus.spark.java import java_home, packaged_java_home
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -164,7 +163,6 @@ def is_local(master: str) -> bool:
 
 def _obtain(master: str, config: Mapping[str, str]) -> tuple[SparkSession, bool]:
     """Return a session, and whether it is new."""
-    show_reasons_last()
     config = {**config, **ADDED}
     with _starting:
         running = _running()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
 from typing import Any, Final
 from uuid import UUID
@@ -18,7 +19,7 @@ from pairbus.client.factory import MessagingFactory
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.client.validation import shown
-from pairbus.spark.connections import ConnectionReference, factory_of, on_loop
+from pairbus.spark.connections import CONNECT_TIMEOUT, ConnectionReference, on_loop, reached
 from pairbus.spark.errors import SchemaError, SparkOptionError, plain_errors
 from pairbus.spark.schema import arrow_schema
 
@@ -61,6 +62,9 @@ class SettlementTask:
 
     connection: ConnectionReference
     outcome: Outcome
+    connect_timeout: timedelta = CONNECT_TIMEOUT
+    """Time within which each process must reach the namespace before it settles its first messages."""
+
     reason: str | None = None
     description: str | None = None
 
@@ -87,7 +91,8 @@ class SettlementTask:
         return sum((self._settle(entity, rest) for entity, rest in tokens.items()), total)
 
     def _settle(self, entity: str, tokens: list[UUID]) -> SettlementCounts:
-        return on_loop(self._settle_over, factory_of(self.connection), entity, tokens)
+        factory = reached(self.connection, self.connect_timeout, once=True)
+        return on_loop(self._settle_over, factory, entity, tokens)
 
     async def _settle_over(self, factory: MessagingFactory, entity: str, tokens: list[UUID]) -> SettlementCounts:
         messages = [ReceivedMessage(b"", lock_token=token) for token in tokens]
@@ -118,20 +123,23 @@ def settle(
     outcome: Outcome | str,
     *,
     connection: str,
+    connect_timeout: timedelta = CONNECT_TIMEOUT,
     reason: str | None = None,
     description: str | None = None,
 ) -> SettlementCounts:
     """Settle the messages of rows with the columns ``entity`` and ``lock_token``, and return how many.
 
     The rows are those of a stream with the option ``settle`` = ``sink``: a DataFrame, whose tasks settle them, or
-    collected rows. ``connection`` is the same as in the options of the stream. ``reason`` and ``description`` are those
-    of a dead letter. A message that is not settled is delivered again when its lock expires.
+    collected rows. ``connection`` is the same as in the options of the stream. A process that has not reached the
+    namespace before fails if it cannot within ``connect_timeout``. ``reason`` and ``description`` are those of a dead
+    letter. A message that is not settled is delivered again when its lock expires.
 
     Raise ``SparkOptionError``, ``SchemaError``, or ``MessagingError``.
     """
     task = SettlementTask(
         connection=ConnectionReference.parse(connection),
         outcome=_outcome(outcome, reason or description),
+        connect_timeout=connect_timeout,
         reason=reason,
         description=description,
     )

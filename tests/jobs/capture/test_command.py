@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pairbus.blocking import BrokeredMessage, MessagingFactory, ReceivedMessage
+from pairbus.client.errors import MessagingTimeoutError
 from pairbus.client.received_message import MessageState
-from pairbus.jobs.capture.command import DONE, CaptureCommand, run_capture
+from pairbus.jobs.capture import command
+from pairbus.jobs.capture.command import DONE, CaptureCommand, CaptureSnapshot, run_capture
 from pairbus.jobs.capture.config import LEAST_BYTES, CaptureConfig, WindowLimits
 from pairbus.jobs.lines import FAILED, WAITING, CommandResult, LineReporter, ReportLine
 from pairbus.spark.connections import ConnectionReference
@@ -27,6 +30,7 @@ from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue, make_topic
 from tests.jobs.capture.entities import LIMIT_S, book, count, depth, send, sent
 from tests.jobs.capture.messages import files, ids
+from tests.spark.scenes import NOWHERE
 from tests.waiting import eventually
 
 VARIABLE: Final = "PAIRBUS_TEST_CAPTURE"
@@ -255,6 +259,14 @@ def test_locked_messages_are_reported_with_code_3(
         receiver.abandon(locked)
     assert once(replace(config, entities=(queue,)))[0] == CommandResult(code=DONE)
     assert ids(config.to) == sorted(sent(queue, range(10)))
+
+
+def test_e4_unreachable_namespace_is_an_error_after_connect_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "CONNECT_TIMEOUT", timedelta(seconds=0.2))
+    with pytest.raises(
+        MessagingTimeoutError, match=r"tried for 0\.2 s; check that the namespace of --source is running"
+    ):
+        asyncio.run(CaptureSnapshot.take(NOWHERE, ["orders"], keep=False))
 
 
 @pytest.mark.slow

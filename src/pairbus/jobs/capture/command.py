@@ -33,7 +33,7 @@ from pairbus.jobs.capture.files import CapturedFile, CaptureDirectory, PieceWrit
 from pairbus.jobs.capture.store import StoreCapture, with_batch_time
 from pairbus.jobs.capture.window import CATCHES, Catch
 from pairbus.jobs.lines import FAILED, WAITING, CommandResult, ProgressReporter, ReportLine, reason_of, reported_logs
-from pairbus.spark.connections import ConnectionReference
+from pairbus.spark.connections import CONNECT_TIMEOUT, ConnectionReference, reach
 from pairbus.spark.data_source import PairbusDataSource
 from pairbus.spark.entity_patterns import resolve_entities
 from pairbus.spark.errors import SparkOptionError
@@ -188,6 +188,7 @@ class CaptureSnapshot:
             NamespaceManager.from_connection_string(connection) as manager,
             MessagingFactory.from_connection_string(connection) as factory,
         ):
+            await reach(factory, CONNECT_TIMEOUT, hint="check that the namespace of --source is running")
             paths = await resolve_entities(entities, manager)
             for path in paths:
                 await _expect_no_topic(manager, path)
