@@ -58,6 +58,10 @@ class SyphonStatus:
     waiting: Mapping[str, MessagingError]
     """The errors of destinations whose messages wait in the backlog, by path."""
 
+    repeats_at_most: int | None = None
+    """Maximum number of messages that are sent twice if all processes of the syphon are killed, to destinations that do
+    not detect duplicates; ``None`` if there is no such limit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairStatus:
