@@ -82,7 +82,7 @@ class ExecutorContext:
         for destination in self._destinations.values():
             destination.wake()
 
-    async def deliver(self, share: Share, busy: frozenset[tuple[str, str]]) -> list[DeliveryOutcome]:
+    async def deliver(self, share: QueueShare, busy: frozenset[tuple[str, str]]) -> list[DeliveryOutcome]:
         """Deliver a share of a backlog queue. Raise ``MessagingError``."""
         runner = self._runners.get(share.queue)
         if runner is None:
@@ -127,8 +127,8 @@ def context_of(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What a task does: it delivers messages of one backlog queue."""
+class QueueShare:
+    """A share of a backlog queue, which one task delivers."""
 
     queue: str
     messages: int
@@ -149,12 +149,12 @@ class DeliveryTask:
     """The backlog queues and destinations with parked messages, which others must not overtake."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        shares = [Share(**row) for batch in batches for row in batch.to_pylist()]
+        shares = [QueueShare(**row) for batch in batches for row in batch.to_pylist()]
         if shares:
             context = context_of(self.primary, self.secondary, self.time_to_live)
             yield record_batch(on_loop(self._deliver, shares, context))
 
-    async def _deliver(self, shares: list[Share], context: ExecutorContext) -> list[DeliveryOutcome]:
+    async def _deliver(self, shares: list[QueueShare], context: ExecutorContext) -> list[DeliveryOutcome]:
         """Deliver several queues at a time: while one is received, another is sent."""
         context.hold(self.held)
         found = await _all(context.deliver(share, self.busy) for share in shares)

@@ -168,7 +168,7 @@ class BatchReport:
     """The reasons why destinations did not accept their messages."""
 
     repeats_at_most: int | None = None
-    """How many messages the syphon would have sent twice if it had been killed meanwhile; ``None`` if unknown."""
+    """Maximum number of messages that are sent twice if the syphon is killed; ``None`` if unknown."""
 
     @property
     def delivered(self) -> int:

@@ -28,7 +28,7 @@ _PATIENCE_S: Final = 5.0
 _POLL_S: Final = 0.01
 _UNDER_WAY_S: Final = 1.0
 _MAX_ROUNDS: Final = 2
-"""How often a share waits for the messages of a receiver that may have been killed."""
+"""Maximum number of times that a share waits for the messages of a receiver that may have been killed."""
 
 _BEHIND: Final = "earlier messages wait for the same destination"
 
