@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
-from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -33,7 +32,8 @@ from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue
 from tests.spans import parent_of, recorded_spans
 
-_SCHEMA = pa.schema([("entity", pa.string()), ("sequence_number", pa.int64()), ("lock_token", pa.string())])
+_SCHEMA = pa.schema([("queue", pa.string()), ("messages", pa.int64())])
+_MANY = 10_000
 _NOBODY: frozenset[tuple[str, str]] = frozenset()
 
 
@@ -52,12 +52,12 @@ def secondary() -> Iterator[RunningNamespace]:
 class Scene:
     """A backlog queue, and what lands its messages."""
 
-    def __init__(self, primary: RunningNamespace, secondary: RunningNamespace) -> None:
+    def __init__(self, primary: RunningNamespace, secondary: RunningNamespace, lock_s: int = 60) -> None:
         self.primary, self.secondary = primary, secondary
         self._references = [
             ConnectionReference.parse(one.connection_string) for one in (primary, secondary)
         ]  # they can be asked for only while a namespace runs
-        self.backlog = make_queue(secondary, max_delivery_count=2**31 - 1)
+        self.backlog = make_queue(secondary, max_delivery_count=2**31 - 1, lock_duration_ms=lock_s * 1_000)
 
     def landing(
         self,
@@ -86,40 +86,28 @@ class Scene:
 
         asyncio.run(send())
 
-    def lock(self, count: int) -> pa.RecordBatch:
-        """Lock messages, and return the rows of the source for them."""
+    def lock(self, count: int, *, defer: int | None = None) -> None:
+        """Lock the first messages, as a receiver does that is killed; defer one of them, and give the others back."""
 
-        async def receive() -> list[ReceivedMessage]:
+        async def receive() -> None:
             async with MessagingFactory.from_connection_string(self.secondary.connection_string) as factory:
                 receiver = await factory.create_message_receiver(self.backlog)
                 found: list[ReceivedMessage] = []
                 while len(found) < count:
                     found += await receiver.receive(count - len(found), timedelta(seconds=10))
-                return found
+                if defer is not None:
+                    await receiver.defer([found.pop(defer)])
+                    await receiver.abandon(found)
 
-        found = asyncio.run(receive())
-        return pa.RecordBatch.from_pylist(
-            [
-                {"entity": self.backlog, "sequence_number": one.sequence_number, "lock_token": str(one.lock_token)}
-                for one in found
-            ],
-            schema=_SCHEMA,
-        )
+        asyncio.run(receive())
 
-    def defer(self, batch: pa.RecordBatch) -> None:
-        """Park messages, as another syphon does."""
+    def share(self, messages: int = _MANY) -> dict[str, object]:
+        return {"queue": self.backlog, "messages": messages}
 
-        async def defer() -> None:
-            async with MessagingFactory.from_connection_string(self.secondary.connection_string) as factory:
-                receiver = await factory.create_message_receiver(self.backlog)
-                await receiver.defer(
-                    ReceivedMessage(b"", lock_token=UUID(row["lock_token"])) for row in batch.to_pylist()
-                )
-
-        asyncio.run(defer())
-
-    def land(self, *batches: pa.RecordBatch, landing: DeliveryTask | None = None) -> list[DeliveryOutcome]:
-        found = list((landing or self.landing())(iter(batches)))
+    def land(self, *shares: dict[str, object], landing: DeliveryTask | None = None) -> list[DeliveryOutcome]:
+        """Deliver shares, by default one of all messages."""
+        batch = pa.RecordBatch.from_pylist([*shares] or [self.share()], schema=_SCHEMA)
+        found = list((landing or self.landing())(iter([batch])))
         return [DeliveryOutcome.from_row(row) for one in found for row in one.to_pylist()]
 
     def lying(self, path: str | None = None, namespace: RunningNamespace | None = None) -> list[ReceivedMessage]:
@@ -172,7 +160,7 @@ def test_c14_messages_are_restored_sent_and_only_then_removed(scene: Scene) -> N
     scene.divert(
         *((first if number % 2 else second, _message(number, time_to_live=timedelta(hours=1))) for number in range(100))
     )
-    outcomes = scene.land(scene.lock(100))
+    outcomes = scene.land()
     assert _counts(outcomes) == {OutcomeKind.DELIVERED: 100}
     assert scene.delivered(first) == [f"m{number}" for number in range(1, 100, 2)]
     assert scene.delivered(second) == [f"m{number}" for number in range(0, 100, 2)]
@@ -187,32 +175,44 @@ def test_task_creates_spans_in_a_worker_with_a_tracer_provider(scene: Scene) -> 
     trace_id, span_id = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     traced = BrokeredMessage(b"x", application_properties={"traceparent": f"00-{trace_id}-{span_id}-01"})
     scene.divert((destination, traced))
-    batch = scene.lock(1)
     with recorded_spans() as spans:
-        assert _counts(scene.land(batch)) == {OutcomeKind.DELIVERED: 1}
+        assert _counts(scene.land()) == {OutcomeKind.DELIVERED: 1}
         span = spans.one(f"syphon {destination}")
     assert parent_of(span) == (int(trace_id, 16), int(span_id, 16))
 
 
-def test_c15_repeated_task_sends_only_the_remaining_messages(scene: Scene) -> None:
+def test_share_ends_at_its_number_of_messages_and_leaves_none_locked(scene: Scene) -> None:
     destination = make_queue(scene.primary)
     scene.divert(*((destination, _message(number)) for number in range(20)))
-    batch = scene.lock(20)
-    assert _counts(scene.land(batch.slice(0, 12))) == {OutcomeKind.DELIVERED: 12}
-    assert _counts(scene.land(batch)) == {OutcomeKind.DELIVERED: 8}
+    assert _counts(scene.land(scene.share(12))) == {OutcomeKind.DELIVERED: 12}
+    assert _counts(scene.land()) == {OutcomeKind.DELIVERED: 8}
     assert scene.delivered(destination) == [f"m{number}" for number in range(20)]
 
 
-def test_c15_message_with_a_lost_lock_is_reported_for_redelivery(scene: Scene) -> None:
+def test_share_of_an_empty_queue_ends(scene: Scene) -> None:
+    assert scene.land() == []
+
+
+def test_c15_messages_without_session_do_not_wait_for_those_that_others_have_locked(scene: Scene) -> None:
     destination = make_queue(scene.primary)
-    scene.divert((destination, _message(1)))
-    scene.lock(1)
-    batch = pa.RecordBatch.from_pylist(
-        [{"entity": scene.backlog, "sequence_number": 1, "lock_token": "5a2a3d16-7b9f-4a56-8b1c-0d6a3f5f2c11"}],
-        schema=_SCHEMA,
-    )
-    assert _counts(scene.land(batch)) == {OutcomeKind.UNREMOVED: 1}
-    assert [message.message_id for message in scene.lying()] == ["m1"]
+    scene.divert(*((destination, _message(number)) for number in range(6)))
+    scene.lock(3)
+    assert _counts(scene.land()) == {OutcomeKind.DELIVERED: 3}
+    assert scene.delivered(destination) == ["m3", "m4", "m5"]
+    assert [message.message_id for message in scene.lying()] == ["m0", "m1", "m2"]
+
+
+def test_c15_session_waits_for_the_messages_that_a_killed_task_had_locked(
+    primary: RunningNamespace, secondary: RunningNamespace
+) -> None:
+    scene = Scene(primary, secondary, lock_s=5)
+    destination, other = make_queue(primary), make_queue(primary)
+    scene.divert(*((destination, _message(number, session_id="a")) for number in range(6)), (other, _message(6)))
+    scene.lock(3)
+    assert _counts(scene.land()) == {OutcomeKind.DELIVERED: 7}
+    assert scene.delivered(destination) == [f"m{number}" for number in range(6)]
+    assert scene.delivered(other) == ["m6"]
+    assert scene.lying() == []
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_c15_undeliverable_message_is_dead_lettered_with_the_reason(
 ) -> None:
     destination = make_queue(scene.primary)
     scene.put([payload, divert(encode_brokered(_message(2)), destination)])
-    outcomes = scene.land(scene.lock(2))
+    outcomes = scene.land()
     assert _counts(outcomes) == {OutcomeKind.DEAD_LETTERED: 1, OutcomeKind.DELIVERED: 1}
     [reported] = [outcome for outcome in outcomes if outcome.kind is OutcomeKind.DEAD_LETTERED]
     [dead] = scene.lying(f"{scene.backlog}/$DeadLetterQueue")
@@ -249,7 +249,7 @@ def test_c15_messages_for_a_destination_that_is_down_are_parked_and_others_deliv
     down, up = make_queue(scene.primary), make_queue(scene.primary)
     scene.set_status(down, EntityStatus.SEND_DISABLED)
     scene.divert(*((down if number % 2 else up, _message(number, session_id=f"s{number % 3}")) for number in range(12)))
-    outcomes = scene.land(scene.lock(12))
+    outcomes = scene.land()
     assert _counts(outcomes) == {OutcomeKind.PARKED: 6, OutcomeKind.DELIVERED: 6}
     parked = [outcome for outcome in outcomes if outcome.kind is OutcomeKind.PARKED]
     assert {outcome.session_id for outcome in parked} == {"s0", "s1", "s2"}
@@ -262,7 +262,7 @@ def test_c15_message_behind_a_parked_one_is_parked_too(scene: Scene) -> None:
     destination = make_queue(scene.primary)
     scene.divert((destination, _message(1, session_id="a")))
     busy = frozenset({(scene.backlog, destination.lower())})
-    assert _counts(scene.land(scene.lock(1), landing=scene.landing(busy=busy))) == {OutcomeKind.PARKED: 1}
+    assert _counts(scene.land(landing=scene.landing(busy=busy))) == {OutcomeKind.PARKED: 1}
     assert scene.delivered(destination) == []
 
 
@@ -270,7 +270,7 @@ def test_c21_messages_for_a_held_entity_are_parked(scene: Scene) -> None:
     destination, other = make_queue(scene.primary), make_queue(scene.primary)
     scene.divert((destination, _message(1)), (other, _message(2)))
     held = Held(known={destination.lower(): True})
-    assert _counts(scene.land(scene.lock(2), landing=scene.landing(held=held))) == {
+    assert _counts(scene.land(landing=scene.landing(held=held))) == {
         OutcomeKind.PARKED: 1,
         OutcomeKind.DELIVERED: 1,
     }
@@ -280,7 +280,7 @@ def test_c21_messages_for_a_held_entity_are_parked(scene: Scene) -> None:
 def test_c15_task_waits_for_a_full_destination(scene: Scene) -> None:
     destination = make_queue(scene.primary, max_size_megabytes=1)
     scene.divert(*((destination, BrokeredMessage(b"x" * 60_000, message_id=f"m{number}")) for number in range(30)))
-    counts = _counts(scene.land(scene.lock(30)))
+    counts = _counts(scene.land())
     assert counts[OutcomeKind.PARKED] + counts.get(OutcomeKind.DELIVERED, 0) == 30
     assert counts[OutcomeKind.PARKED] > 0
     assert len(scene.delivered(destination)) == counts.get(OutcomeKind.DELIVERED, 0)
@@ -291,10 +291,10 @@ def test_c15_unreachable_primary_returns_all_messages_unchanged(secondary: Runni
         scene = Scene(primary, secondary)
         destination = make_queue(primary)
         scene.divert(*((destination, _message(number)) for number in range(5)))
-        batch = scene.lock(5)
         primary.stop()
-        outcomes = scene.land(batch)
+        outcomes = scene.land()
         assert _counts(outcomes) == {OutcomeKind.GIVEN_BACK: 5}
+        assert _counts(scene.land()) == {OutcomeKind.GIVEN_BACK: 1}
         assert {message.state for message in scene.lying()} == {MessageState.ACTIVE}
         primary.start()
         deadline_s = time.monotonic() + 60
@@ -302,7 +302,7 @@ def test_c15_unreachable_primary_returns_all_messages_unchanged(secondary: Runni
         while delivered < 5:  # the step finds out by itself that it is back, in its own time
             assert time.monotonic() < deadline_s
             time.sleep(0.1)
-            delivered += _counts(scene.land(scene.lock(5 - delivered))).get(OutcomeKind.DELIVERED, 0)
+            delivered += _counts(scene.land()).get(OutcomeKind.DELIVERED, 0)
         assert sorted(scene.delivered(destination)) == [f"m{number}" for number in range(5)]
 
 
@@ -312,8 +312,7 @@ def test_c16_remaining_time_to_live_is_restored_and_expired_messages_are_dead_le
         (destination, _message(1, time_to_live=timedelta(milliseconds=1))),
         (destination, _message(2, time_to_live=timedelta(hours=1))),
     )
-    batch = scene.lock(2)
-    outcomes = scene.land(batch, landing=scene.landing(time_to_live=TimeToLive.REMAINING))
+    outcomes = scene.land(landing=scene.landing(time_to_live=TimeToLive.REMAINING))
     assert _counts(outcomes) == {OutcomeKind.DEAD_LETTERED: 1, OutcomeKind.DELIVERED: 1}
     [dead] = scene.lying(f"{scene.backlog}/$DeadLetterQueue")
     assert (dead.message_id, dead.dead_letter_reason) == ("m1", DeadLetterReason.EXPIRED.value)
@@ -325,7 +324,7 @@ def test_c16_remaining_time_to_live_is_restored_and_expired_messages_are_dead_le
 def test_c15_rejected_message_does_not_affect_the_others_of_its_batch(scene: Scene) -> None:
     destination = make_queue(scene.primary, requires_session=True)
     scene.divert(*((destination, _message(number, session_id=None if number == 3 else "a")) for number in range(6)))
-    outcomes = scene.land(scene.lock(6))
+    outcomes = scene.land()
     assert _counts(outcomes) == {OutcomeKind.DELIVERED: 5, OutcomeKind.DEAD_LETTERED: 1}
     assert scene.delivered(destination) == ["m0", "m1", "m2", "m4", "m5"]
 
@@ -334,36 +333,18 @@ def test_many_messages_of_many_destinations_are_delivered_in_order(scene: Scene)
     destinations = [make_queue(scene.primary) for _ in range(7)]
     for start in range(0, 6_000, 500):
         scene.divert(*((destinations[number % 7], _message(number)) for number in range(start, start + 500)))
-    assert _counts(scene.land(scene.lock(6_000))) == {OutcomeKind.DELIVERED: 6_000}
+    assert _counts(scene.land()) == {OutcomeKind.DELIVERED: 6_000}
     for index, path in enumerate(destinations):
         expected = [f"m{number}" for number in range(6_000) if number % 7 == index]
         assert scene.delivered(path) == expected[:1_000]
-
-
-def test_c15_parked_messages_are_remembered_while_the_task_runs(scene: Scene) -> None:
-    """Spark hands a task its messages in several batches, and a destination may come back between two of them."""
-    destination = make_queue(scene.primary)
-    scene.divert(*((destination, _message(number, session_id="a")) for number in range(6)))
-    batch = scene.lock(6)
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        scene.set_status(destination, EntityStatus.SEND_DISABLED)
-        yield batch.slice(0, 3)
-        scene.set_status(destination, EntityStatus.ACTIVE)
-        yield batch.slice(3)
-
-    outcomes = [DeliveryOutcome.from_row(row) for one in scene.landing()(batches()) for row in one.to_pylist()]
-    assert _counts(outcomes) == {OutcomeKind.PARKED: 6}
-    assert scene.delivered(destination) == []
 
 
 def test_c15_message_parked_by_another_receiver_is_reported_and_blocks_later_ones(scene: Scene) -> None:
     destination, other = make_queue(scene.primary), make_queue(scene.primary)
     paths = [other, destination, destination, other]
     scene.divert(*((path, _message(number, session_id="a")) for number, path in enumerate(paths)))
-    batch = scene.lock(4)
-    scene.defer(batch.slice(1, 1))
-    outcomes = scene.land(pa.Table.from_batches([batch.slice(0, 1), batch.slice(2)]).combine_chunks().to_batches()[0])
+    scene.lock(2, defer=1)
+    outcomes = scene.land()
     assert _counts(outcomes) == {OutcomeKind.DELIVERED: 2, OutcomeKind.FOUND: 1, OutcomeKind.PARKED: 1}
     [found] = [outcome for outcome in outcomes if outcome.kind is OutcomeKind.FOUND]
     assert (found.destination, found.session_id, str(found.numbers)) == (destination, "a", "2")
@@ -375,33 +356,31 @@ def test_c15_messages_held_because_the_primary_is_unreachable_are_not_parked(sec
         scene = Scene(primary, secondary)
         destination = make_queue(primary)
         scene.divert(*((destination, _message(number)) for number in range(5)))
-        batch = scene.lock(5)
         primary.stop()
         held = Held(known={destination.lower(): True})
-        assert _counts(scene.land(batch, landing=scene.landing(held=held))) == {OutcomeKind.GIVEN_BACK: 5}
+        assert _counts(scene.land(landing=scene.landing(held=held))) == {OutcomeKind.GIVEN_BACK: 5}
         assert {message.state for message in scene.lying()} == {MessageState.ACTIVE}
         primary.start()
 
 
-def test_c15_repeated_task_leaves_parked_messages_in_place(scene: Scene) -> None:
+def test_c15_parked_messages_stay_in_place_for_the_driver(scene: Scene) -> None:
     destination = make_queue(scene.primary)
     scene.divert(*((destination, _message(number)) for number in range(3)))
-    batch = scene.lock(3)
     scene.set_status(destination, EntityStatus.SEND_DISABLED)
-    assert _counts(scene.land(batch)) == {OutcomeKind.PARKED: 3}
+    assert _counts(scene.land()) == {OutcomeKind.PARKED: 3}
     scene.set_status(destination, EntityStatus.ACTIVE)
-    assert _counts(scene.land(batch)) == {OutcomeKind.FOUND: 3}
+    assert scene.land() == []
+    assert {message.state for message in scene.lying()} == {MessageState.DEFERRED}
     assert scene.delivered(destination) == []
 
 
-def test_c15_backlog_queue_deleted_during_a_batch_does_not_fail_the_task(
+def test_c15_deleted_backlog_queue_does_not_fail_the_task(
     scene: Scene, primary: RunningNamespace, secondary: RunningNamespace
 ) -> None:
     path, other = make_queue(primary), Scene(primary, secondary)
     scene.divert((path, BrokeredMessage(b"lost", message_id="lost")))
     other.divert((path, BrokeredMessage(b"kept", message_id="kept")))
-    batch = pa.concat_batches([scene.lock(1), other.lock(1)])
     scene.delete_backlog()
-    (outcome,) = scene.land(batch)
+    (outcome,) = scene.land(scene.share(), other.share())
     assert (outcome.kind, outcome.queue) == (OutcomeKind.DELIVERED, other.backlog)
     assert scene.delivered(path) == ["kept"]

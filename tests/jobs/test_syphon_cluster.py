@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 
 from pairbus import EntityStatus, MessagingFactory, NamespaceManager
+from pairbus.jobs.syphon.delivery_task import MAX_REPEATS
 from tests.jobs.cluster import EXECUTOR, PYTHON, Cluster, cluster
 from tests.jobs.driver import driver
 from tests.jobs.processes import kill
@@ -106,7 +107,7 @@ def test_e1_executors_and_their_workers_are_killed_while_a_destination_is_down_a
                 await enable(strings.primary, "down-0")
                 await emptied(secondary, queues)
             (await down.arrivals(primary)).assert_complete()
-            assert await sent_messages.check(primary) <= len(kills) * BATCH
+            assert await sent_messages.check(primary) <= len(kills) * MAX_REPEATS
 
     play(scenario())
 

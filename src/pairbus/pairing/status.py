@@ -62,6 +62,10 @@ class SyphonStatus:
     guarantees: Mapping[str, DestinationGuarantee] = field(default_factory=dict)
     """The guarantees of the destinations that messages were delivered to, by path."""
 
+    repeats_at_most: int | None = None
+    """Maximum number of messages that are sent twice if all processes of the syphon are killed, to destinations that do
+    not detect duplicates; ``None`` if there is no such limit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairStatus:

@@ -33,7 +33,7 @@ from pairbus.spark.filters import is_supported
 from pairbus.spark.offset import ConsumeOffset, SingleNumberOffset, read_browse_offset
 from pairbus.spark.options import SourceOptions
 from pairbus.spark.partition import MessagePartition, PartitionGroup, pages_of, tasks
-from pairbus.spark.record_batches import RecordBatches, is_reference
+from pairbus.spark.record_batches import RecordBatches
 
 _UNLIMITED = 2**31 - 1
 S = TypeVar("S", Browsing, Consumption)
@@ -78,10 +78,6 @@ def _read(
             raise TypeError(f"{partition!r:.100} is not a partition of messages")
     batches = RecordBatches(schema, filters)
     tokens = {id(part): {number: str(token) for number, token in part.tokens.items()} for part in parts}
-    if is_reference(schema) and all(len(tokens[id(part)]) == len(part.portion.numbers) for part in parts):
-        # All are locked, and no content is needed.
-        yield from (batches.of_locked(part.entity, tokens[id(part)]) for part in parts)
-        return
     for part, page in pages_of(options.connection, parts, options.page_size):
         yield batches.of(part.entity, page, tokens[id(part)])
 
@@ -170,10 +166,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic
         return _read(self._options, self._schema, partition)
 
     def stop(self) -> None:
-        if isinstance(sys.exception(), EOFError | SystemExit):
-            # Spark has closed the connection, which is how it ends a stream. Python's attempt to report the exception
-            # to it fails, and would print two tracebacks.
-            sys.excepthook = _ignore
+        end_quietly()
         if self._source is not None:
             on_loop(self._source.close)
 
@@ -207,7 +200,7 @@ class ConsumingStreamReader(_StreamReader[Consumption]):
             source = Consumption(factory, _entities(options), options)
             on_loop(source.start, known, until_now=self._is_until_now)
             self._source = source
-            _release_locks_on_sigterm()
+            release_locks_on_sigterm()
         return self._source
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -218,7 +211,16 @@ class ConsumingStreamReader(_StreamReader[Consumption]):
         return tasks(found, self._options.min_partitions)
 
 
-def _release_locks_on_sigterm() -> None:
+def end_quietly() -> None:
+    """Print no traceback if Spark has closed the connection, which is how it ends a stream.
+
+    Python's attempt to report the exception to it fails, and would print two tracebacks.
+    """
+    if isinstance(sys.exception(), EOFError | SystemExit):
+        sys.excepthook = _ignore
+
+
+def release_locks_on_sigterm() -> None:
     """Abandon locked messages when Spark ends the process of a stream, instead of letting the locks expire.
 
     Spark ends it with SIGTERM, at any point. The signal is turned into an exception, which leads to ``stop``.

@@ -53,9 +53,6 @@ _STATES: Final = {state.value: state.name.lower() for state in MessageState}
 _ACTIVE: Final = MessageState.ACTIVE.name.lower()
 
 
-_REFERENCE: Final = frozenset({"entity", "sequence_number", "lock_token"})
-
-
 class RecordBatches:
     """Converts pages of messages to record batches of one schema; only sections that the columns need are decoded.
 
@@ -81,20 +78,6 @@ class RecordBatches:
             chosen = matches(one, _array(_COLUMNS[name](page), self._schema.field(name).type))
             page = page if all(chosen) else page.only(chosen)
         return page
-
-    def of_locked(self, entity: str, tokens: Mapping[int, str]) -> pa.RecordBatch:
-        """Return references to locked messages of an entity, given their tokens by sequence number."""
-        columns = {
-            "entity": pa.repeat(entity, len(tokens)),
-            "sequence_number": pa.array(tokens, pa.int64()),
-            "lock_token": pa.array(tokens.values(), pa.string()),
-        }
-        return pa.RecordBatch.from_arrays([columns[field.name] for field in self._schema], schema=self._schema)
-
-
-def is_reference(schema: StructType) -> bool:
-    """Return whether the columns only identify messages, so that their content need not be read."""
-    return set(schema.names) <= _REFERENCE and "lock_token" in schema.names
 
 
 class _Page:

@@ -200,7 +200,7 @@ def test_lines_without_entity_are_labelled_by_kind(spark: SparkSession, tmp_path
 
 @pytest.mark.slow
 def test_d3_cost_of_an_outage_beyond_allowances(spark: SparkSession, tmp_path: Path) -> None:
-    # Of 1,000 diverted messages, four charges at 0.80 a million: 0.0032; a syphon on Spark has peeked each of them:
+    # Of 1,000 diverted messages, four charges at 0.80 a million: 0.0032; the syphon has peeked each of them:
     # 0.0008. Twice 1,000 x 2,000 bytes have left the region, at 0.15 for 10^9: 0.0006. Two pings: 0.0000016.
     # Besides, 250 direct sends: 0.0002, and a connection in one hour: 0.03 / 730.
     away = {"namespace": "fabrikam", "entity": "contoso/x-servicebus-transfer/0"}

@@ -96,15 +96,12 @@ class Workload:
     def looks(self) -> int:
         """Number of peeks of the syphons.
 
-        On Spark, the driver receives diverted messages, and a task peeks them again to deliver them. In the process, a
-        syphon peeks a queue after some empty receives, for messages that another syphon may have left there.
+        They peek at idle queues, for messages that another syphon may have left there: on Spark once an hour, in the
+        process after some empty receives.
         """
-        return self.diverted if self.engine is Engine.SPARK else self.idle_polls // IDLE_POLLS_PER_PEEK
-
-    @property
-    def look_bytes(self) -> int:
-        """Number of bytes returned by one of these peeks."""
-        return self.message_bytes if self.engine is Engine.SPARK else 0
+        if self.engine is Engine.SPARK:
+            return self.backlog_queues * self.syphon_hosts * HOURS
+        return self.idle_polls // IDLE_POLLS_PER_PEEK
 
     @property
     def pings(self) -> int:
@@ -192,13 +189,7 @@ def _paired_lines(workload: Workload) -> Iterator[ForecastLine]:
         ("receive from primary", OperationKind.RECEIVE, Stage.RETURNED),
     ):
         yield ForecastLine(name=name, kind=kind, stage=stage, operations=diverted, message_bytes=size)
-    yield ForecastLine(
-        name=LOOKS,
-        kind=OperationKind.PEEK,
-        stage=Stage.SYPHON,
-        operations=workload.looks,
-        message_bytes=workload.look_bytes,
-    )
+    yield ForecastLine(name=LOOKS, kind=OperationKind.PEEK, stage=Stage.SYPHON, operations=workload.looks)
     yield ForecastLine(name=PINGS, kind=OperationKind.SEND, stage=Stage.PING, operations=workload.pings)
     yield ForecastLine(
         name="idle polls", kind=OperationKind.EMPTY_RECEIVE, stage=Stage.IDLE, operations=workload.idle_polls

@@ -51,7 +51,7 @@ DIVERTED_STEPS: Final = (
 _HOME: Final = 2
 
 LOOKS: Final = "syphon peeks"
-"""A syphon on Spark peeks every message to deliver it; one in the process peeks idle queues from time to time."""
+"""A syphon peeks at idle queues from time to time, and at the front of a queue with sessions."""
 
 PINGS: Final = "pings"
 """Pings that have reached the primary; others are in no ledger."""

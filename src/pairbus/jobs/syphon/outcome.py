@@ -9,11 +9,10 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
-from pairbus.pairing.syphon.message import BacklogMessage
 from pairbus.pairing.syphon.source import OutcomeKind, SettlementReport, SyphonMessage, message_id_of
 from pairbus.spark.sequences import SequenceRanges
 
-__all__ = ["OUTCOMES", "BatchReport", "DeliveryOutcome", "OutcomeKind", "outcomes_of", "record_batch"]
+__all__ = ["OUTCOMES", "BatchReport", "DeliveryOutcome", "OutcomeKind", "OutcomeLog", "record_batch"]
 
 OUTCOMES: Final = (
     "kind string, queue string, destination string, session_id string, numbers string, count long,"
@@ -87,20 +86,56 @@ class DeliveryOutcome:
 
 _UNSETTLED: Final = {
     OutcomeKind.DELIVERED: OutcomeKind.UNREMOVED,
-    OutcomeKind.PARKED: OutcomeKind.GIVEN_BACK,
     OutcomeKind.GIVEN_BACK: OutcomeKind.GIVEN_BACK,
 }
 """The outcome of messages that could not be settled."""
 
 
-def outcomes_of(queue: str, settlement: SettlementReport) -> list[DeliveryOutcome]:
-    """Return the outcomes of settled messages. A message that could not be dead-lettered is delivered again."""
-    if settlement.kind is OutcomeKind.DEAD_LETTERED:
-        return [_dead_letter(queue, message, settlement) for message in settlement.settled]
-    return [
-        *_grouped(queue, settlement.kind, settlement.settled, settlement.cause),
-        *_grouped(queue, _UNSETTLED[settlement.kind], settlement.unsettled, settlement.cause),
-    ]
+class OutcomeLog:
+    """Collects the outcomes of messages of one backlog queue. It keeps their numbers, and not the messages."""
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+        self._numbers: defaultdict[tuple[OutcomeKind, str | None, str | None, str | None], list[int]]
+        self._numbers = defaultdict(list)
+        """By kind, destination, session and cause."""
+
+        self._dead_letters: list[DeliveryOutcome] = []
+
+    def settled(self, settlement: SettlementReport) -> None:
+        """Add settled messages. A message that could not be dead-lettered is delivered again."""
+        if settlement.kind is OutcomeKind.DEAD_LETTERED:
+            self._dead_letters += [_dead_letter(self._queue, message, settlement) for message in settlement.settled]
+            return
+        for message in settlement.settled:
+            self.add(settlement.kind, message.path, message.sequence, cause=settlement.cause)
+        for message in settlement.unsettled:
+            self.add(_UNSETTLED[settlement.kind], message.path, message.sequence, cause=settlement.cause)
+
+    def add(
+        self,
+        kind: OutcomeKind,
+        destination: str | None,
+        sequence: int,
+        session_id: str | None = None,
+        cause: str | None = None,
+    ) -> None:
+        self._numbers[kind, destination, session_id, cause].append(sequence)
+
+    def outcomes(self) -> list[DeliveryOutcome]:
+        """Return one outcome for each dead letter, and of the others one for each kind and destination."""
+        found = [
+            DeliveryOutcome(
+                kind=kind,
+                queue=self._queue,
+                destination=destination,
+                session_id=session_id,
+                numbers=SequenceRanges.of(numbers),
+                cause=cause,
+            )
+            for (kind, destination, session_id, cause), numbers in self._numbers.items()
+        ]
+        return [*found, *self._dead_letters]
 
 
 def _dead_letter(queue: str, message: SyphonMessage, settlement: SettlementReport) -> DeliveryOutcome:
@@ -113,28 +148,6 @@ def _dead_letter(queue: str, message: SyphonMessage, settlement: SettlementRepor
         description=settlement.description,
         message_id=message_id_of(message.message),
     )
-
-
-def _grouped(
-    queue: str, kind: OutcomeKind, messages: Iterable[SyphonMessage], cause: str | None
-) -> list[DeliveryOutcome]:
-    """Return one outcome for each destination, and for each session of parked messages."""
-    lines: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)
-    for message in messages:
-        is_parked = kind is OutcomeKind.PARKED
-        session_id = message.session_id if is_parked and isinstance(message, BacklogMessage) else None
-        lines[message.path, session_id].append(message.sequence)
-    return [
-        DeliveryOutcome(
-            kind=kind,
-            queue=queue,
-            destination=destination,
-            session_id=session_id,
-            numbers=SequenceRanges.of(numbers),
-            cause=cause,
-        )
-        for (destination, session_id), numbers in lines.items()
-    ]
 
 
 def record_batch(outcomes: Iterable[DeliveryOutcome]) -> pa.RecordBatch:
@@ -153,6 +166,9 @@ class BatchReport:
 
     causes: Mapping[str, str] = field(default_factory=dict)
     """The reasons why destinations did not accept their messages."""
+
+    repeats_at_most: int | None = None
+    """Maximum number of messages that are sent twice if the syphon is killed; ``None`` if unknown."""
 
     @property
     def delivered(self) -> int:

@@ -1,4 +1,4 @@
-"""The streaming query of the syphon: reads references to the messages of the backlog, and delivers them in tasks."""
+"""The streaming query of the syphon: finds out which backlog queues have messages, and delivers them in tasks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pairbus.jobs.syphon.delivery_task import REFERENCES, DeliveryTask
+from pairbus.jobs.syphon.delivery_task import DeliveryTask
 from pairbus.jobs.syphon.outcome import OUTCOMES, BatchReport, DeliveryOutcome, OutcomeKind
+from pairbus.jobs.syphon.share_source import SHARES, ShareDataSource
 from pairbus.pairing.syphon.interface import Held, TimeToLive
 from pairbus.spark.connections import ConnectionReference
-from pairbus.spark.data_source import PairbusDataSource
 
 _OBSERVED: Final = "syphon"
 _PROCESSING: Final = "Processing new data"
@@ -50,17 +50,15 @@ class SyphonQuery:
     checkpoint: str
 
     def backlog(self, spark: SparkSession) -> DataFrame:
-        """Return references to the messages of the backlog, one partition for each queue, which keeps it in order."""
-        spark.dataSource.register(PairbusDataSource)
+        """Return the backlog queues that have messages, one partition for each, which keeps it in order."""
+        spark.dataSource.register(ShareDataSource)
         return (
-            spark.readStream.format(PairbusDataSource.name())
-            .schema(REFERENCES)
+            spark.readStream.format(ShareDataSource.name())
+            .schema(SHARES)
             .option("connection", self.secondary)
-            .option("entities", ",".join(self.backlog_queues))
-            .option("settle", "sink")
-            .option("onMissing", "wait")
-            .option("longPoll", f"{self.long_poll.total_seconds():g}s")
-            .option("maxMessagesPerTrigger", str(self.max_messages))
+            .option("queues", ",".join(self.backlog_queues))
+            .option("longPoll", f"{self.long_poll.total_seconds():g}")
+            .option("maxMessages", str(self.max_messages))
             .load()
         )
 
@@ -73,7 +71,7 @@ class SyphonQuery:
             held=obstacles.held,
             busy=obstacles.busy,
         )
-        tasks = _parallelism(batch.sparkSession)
+        tasks = parallelism(batch.sparkSession)
         return (batch if tasks is None else batch.coalesce(tasks)).mapInArrow(task, OUTCOMES)
 
     def start(
@@ -151,7 +149,7 @@ def reports_of(progresses: Iterable[StreamingQueryProgress], after: int) -> list
     return found
 
 
-def _parallelism(spark: SparkSession) -> int | None:
+def parallelism(spark: SparkSession) -> int | None:
     """Return how many tasks run at a time; more partitions would only add overhead."""
     try:
         return spark.sparkContext.defaultParallelism

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -22,6 +23,7 @@ from pairbus.background_tasks import BackgroundTasks
 from pairbus.backoff import Backoff
 from pairbus.client.errors import MessagingError
 from pairbus.jobs.lines import Fact, ProgressReporter, ReportLine, reason_of
+from pairbus.jobs.syphon.delivery_task import MAX_REPEATS
 from pairbus.jobs.syphon.outcome import BatchReport, DeliveryOutcome, OutcomeKind
 from pairbus.jobs.syphon.query import (
     Obstacles,
@@ -29,6 +31,7 @@ from pairbus.jobs.syphon.query import (
     is_processing,
     is_remote,
     missing_of,
+    parallelism,
     receives_of,
     reports_of,
 )
@@ -38,6 +41,7 @@ from pairbus.pairing.events import MessageDeadLettered
 from pairbus.pairing.status import SyphonStatus
 from pairbus.pairing.syphon.interface import SyphonContext
 from pairbus.pairing.syphon.runner import DeferredDrainer
+from pairbus.pairing.syphon.send_limit import SendLimit
 from pairbus.pairing.syphon.source import log_dead_letters
 from pairbus.spark.file_systems import check_file_systems
 from pairbus.spark.session import LIGHT, ensured_session, is_alive, is_local
@@ -89,7 +93,8 @@ class SparkSyphon:
         self._settings = settings or SparkSyphonSettings()
         self._checkpoint = self._settings.checkpoint
         self._on_batch = on_batch
-        self._drainer = DeferredDrainer(context)
+        self._drainer = DeferredDrainer(context, SendLimit(MAX_REPEATS))
+        self._repeats_at_most: int | None = None
         self._files = ConnectionFiles()
         self._counts: Counter[OutcomeKind] = Counter()
         self._receives = 0
@@ -129,6 +134,7 @@ class SparkSyphon:
             dead_lettered=self._counts[OutcomeKind.DEAD_LETTERED] + parked.dead_lettered,
             waiting=parked.waiting,
             guarantees=parked.guarantees,
+            repeats_at_most=self._repeats_at_most,
         )
 
     @property
@@ -233,6 +239,8 @@ class SparkSyphon:
     def _start_query(self, *, once: bool = False) -> StreamingQuery:
         if not is_alive(self._spark):
             self._renew_session()
+        tasks = parallelism(self._spark)
+        self._repeats_at_most = None if tasks is None else MAX_REPEATS * (tasks + 1)  # the driver delivers, too
         self._on_loop(self._drainer.scan_front())
         self._received_before = self._receives
         self._last_batch = -1
@@ -373,6 +381,7 @@ class SparkSyphon:
             self._pause_query(given_back)
 
     def _report(self, report: BatchReport) -> None:
+        report = replace(report, repeats_at_most=self._repeats_at_most)
         self._counts.update(report.counts)
         self._worked_s = self._loop.time()
         if report.delivered:
@@ -523,4 +532,6 @@ def batch_line(report: BatchReport) -> ReportLine:
         kind.value.replace(" ", "_").replace("-", "_"): report.counts.get(kind, 0) for kind in OutcomeKind
     }
     facts: dict[str, Fact] = {"batch": report.batch, **counts, "seconds": round(report.seconds, 3)}
+    if report.repeats_at_most is not None:
+        facts["repeats_at_most"] = report.repeats_at_most
     return ReportLine(event="batch", text=str(report), facts=facts)

@@ -395,6 +395,9 @@ class DepthWatch:
         if uncounted_batches:
             text += f"; {uncounted_batches:,} batches were interrupted, and their messages are not counted"
             facts["uncounted_batches"] = uncounted_batches
+            if status.repeats_at_most is not None:
+                text += f"; up to {status.repeats_at_most:,} of them may have been sent and are sent again"
+                facts["repeats_at_most"] = status.repeats_at_most
         self._reporter.report(ReportLine(event="ended", text=text, facts=facts, is_warning=uncounted_batches > 0))
 
 

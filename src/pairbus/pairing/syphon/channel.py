@@ -69,6 +69,11 @@ class DestinationChannel:
         has_some = bool(self._order or self._held or self._under_way)
         return has_some and (not self.destination.is_down or self.destination.is_tried)
 
+    @property
+    def is_resting(self) -> bool:
+        """True if no message is locked, and none can be delivered at the moment."""
+        return self.is_empty or not (self._held or self._under_way or self.is_moving)
+
     # Input.
 
     def hold(self, messages: list[BacklogMessage]) -> None:
@@ -217,8 +222,9 @@ class DestinationChannel:
         if batch:
             self._under_way = batch  # the engine removes what is done
             try:
-                await self._engine.deliver(self._under_way)
+                await self._engine.deliver(self._under_way, await self._source.start_send(batch))
             finally:
+                self._source.end_send(self._under_way)
                 self._return()
 
     async def _fetch(self, limit: int) -> None:

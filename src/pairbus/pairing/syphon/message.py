@@ -109,6 +109,7 @@ class BacklogMessage:
         "group",
         "is_deferred",
         "is_dropped",
+        "is_sent",
         "line",
         "locked_until_ms",
         "message",
@@ -132,6 +133,9 @@ class BacklogMessage:
 
         self.is_dropped = False
         """True once its lock is not needed any longer, although the message is not settled."""
+
+        self.is_sent = False
+        """True while it counts for the limit of messages that are sent and not removed."""
 
         self.group: LockedGroup | None = None
         """The messages that were locked together with it, if they are known."""

@@ -20,8 +20,9 @@ from pairbus.pairing.syphon.channel import DestinationChannel
 from pairbus.pairing.syphon.destination import DeliveryDestination, NamespaceHealth
 from pairbus.pairing.syphon.guarantees import GuaranteeLookup
 from pairbus.pairing.syphon.interface import IDLE_POLLS_PER_PEEK, IN_PROCESS, SyphonContext, destination_key
-from pairbus.pairing.syphon.message import Line, by_path
-from pairbus.pairing.syphon.source import BacklogSource
+from pairbus.pairing.syphon.message import BacklogMessage, Line, by_path
+from pairbus.pairing.syphon.send_limit import SendLimit
+from pairbus.pairing.syphon.source import BacklogSource, OutcomeKind, SettlementReport, publish_dead_letters
 
 _log = logging.getLogger(__name__)
 
@@ -52,12 +53,14 @@ class QueueRunner:
         context: SyphonContext,
         health: NamespaceHealth,
         find_destination: Callable[[str], DeliveryDestination],
+        limit: SendLimit | None = None,
     ) -> None:
-        self.source = BacklogSource(receiver, context.publish, self._adopt, self._free, self._blocked)
+        self.source = BacklogSource(receiver, self._settled, self._adopt, self._free, self._blocked, limit)
         self.path = self.source.path
         self.channels: dict[str, DestinationChannel] = {}
         self.is_closing = False
         self._settings = context.settings
+        self._publish = context.publish
         self._reached = context.secondary.reached
         self._on_missing = context.missing
         self._health = health
@@ -159,10 +162,17 @@ class QueueRunner:
             raise
         groups = by_path(messages)
         for path, group in groups.items():
-            self._channel(path).hold(group)
+            self._hold(path, group)
         for message in messages:
             source.received(message.sequence)  # messages that wait for this one must not overtake it
         return groups.keys()
+
+    def _hold(self, path: str, messages: list[BacklogMessage]) -> None:
+        self._channel(path).hold(messages)
+
+    def _settled(self, settlement: SettlementReport) -> None:
+        if settlement.kind is OutcomeKind.DEAD_LETTERED:
+            publish_dead_letters(self.path, settlement, self._publish)
 
     async def _slow_down(self, paths: Collection[str]) -> None:
         """Pause if the pair holds all destinations: there is no hurry to park the whole queue."""
@@ -234,8 +244,10 @@ class QueueRunner:
 class InProcessSyphon:
     """Reads all backlog queues at once, and delivers to all destinations at once."""
 
-    def __init__(self, context: SyphonContext) -> None:
+    def __init__(self, context: SyphonContext, limit: SendLimit | None = None) -> None:
+        """``limit`` is that of the messages that are sent and not yet removed."""
         self._context = context
+        self._limit = limit
         self._health = NamespaceHealth(context.primary, self._wake)
         self._guarantees = GuaranteeLookup(context.primary, self._health.wait)
         self._destinations: dict[str, DeliveryDestination] = {}
@@ -266,7 +278,7 @@ class InProcessSyphon:
         try:
             for path in context.backlog_queues:
                 receiver = await context.secondary.create_message_receiver(path)
-                self._runners.append(QueueRunner(receiver, context, self._health, self._find_destination))
+                self._runners.append(QueueRunner(receiver, context, self._health, self._find_destination, self._limit))
             checks = {runner.path: check(runner) for runner in self._runners}
             if checks:
                 await asyncio.wait(checks.values(), timeout=_START_TIMEOUT_S)

@@ -39,6 +39,7 @@ from pairbus.pairing.syphon.message import (
     youngest,
 )
 from pairbus.pairing.syphon.order import BacklogScanner, OrderIndex
+from pairbus.pairing.syphon.send_limit import SendLimit
 
 _log = logging.getLogger(__name__)
 
@@ -237,18 +238,20 @@ class BacklogClock:
 class BacklogSource:
     """One backlog queue: receives its messages with locks, renews the locks, and settles the messages.
 
-    ``on_deferred`` is called with the destination, the sequence number and the line of a deferred message that has to
-    be fetched (again), ``on_free`` with a line of which another receiver has one message less, and ``on_blocked`` when
-    a message has to wait for another receiver.
+    ``report`` is called with the result of each settlement, ``on_deferred`` with the destination, the sequence number
+    and the line of a deferred message that has to be fetched (again), ``on_free`` with a line of which another receiver
+    has one message less, and ``on_blocked`` when a message has to wait for another receiver. ``limit`` is that of all
+    sources of the process together.
     """
 
     def __init__(
         self,
         receiver: MessageReceiver,
-        publish: Listener,
+        report: Callable[[SettlementReport], None],
         on_deferred: Callable[[str, int, Line | None], None],
         on_free: Callable[[Line], None],
         on_blocked: Callable[[], None],
+        limit: SendLimit | None = None,
     ) -> None:
         self.path = receiver.path
         self.on_blocked: Final = on_blocked
@@ -267,12 +270,13 @@ class BacklogSource:
         self.tasks = BackgroundTasks(self.path, expected=MessagingError)
         self.scanner = BacklogScanner(receiver, self.order, self.__contains__, self._found_deferred, on_free)
         self._receiver = receiver
-        self._publish = publish
+        self._report = report
         self._on_deferred = on_deferred
         self._on_free = on_free
         self._clock = BacklogClock()
         self._locked: dict[int, BacklogMessage] = {}
         self._room = asyncio.Event()
+        self._send_limit = limit
         self._unremoved: dict[int, tuple[datetime, str]] = {}
         """Delivered messages that are still in the queue: when they were enqueued, and their ids. A sequence number
         alone does not identify a message, because a queue that is re-created counts from 1 again."""
@@ -281,7 +285,7 @@ class BacklogSource:
         self._renewer: LockRenewer[LockedGroup] = LockRenewer(
             self._renew,
             tasks=self.tasks,
-            lock_s=self._lock_s,
+            lock_s=lambda: self.lock_s,
             on_lost=self._locks_lost,
         )
 
@@ -372,7 +376,7 @@ class BacklogSource:
         for line in self.order.forget():
             self._on_free(line)
 
-    def _drop(self, messages: Iterable[SyphonMessage]) -> None:
+    def _drop(self, messages: Sequence[SyphonMessage]) -> None:
         """Let go of messages; their locks are not renewed any longer."""
         for message in messages:
             if isinstance(message, BacklogMessage):
@@ -380,11 +384,15 @@ class BacklogSource:
                 if self._locked.get(message.sequence) is message:
                     del self._locked[message.sequence]
                     self.fresh -= not message.is_deferred
+        if self._send_limit is not None:
+            self.end_send([message for message in messages if isinstance(message, BacklogMessage)])
         self._room.set()
 
     # Locks.
 
-    def _lock_s(self) -> float:
+    @property
+    def lock_s(self) -> float:
+        """The lock duration of the queue, as far as it is known."""
         return self._clock.lock.total_seconds()
 
     async def _renew(self, groups: list[LockedGroup]) -> None:
@@ -414,6 +422,24 @@ class BacklogSource:
         _log.info('locks lost entity=%s count=%d error="%s"', self.path, count, error or "expired")
 
     # Settlement.
+
+    async def start_send(self, messages: list[BacklogMessage]) -> int:
+        """Wait until messages may be sent; return how many of them."""
+        if self._send_limit is None:
+            return len(messages)
+        count = await self._send_limit.acquire(len(messages))
+        for message in messages[:count]:
+            message.is_sent = True
+        return count
+
+    def end_send(self, messages: Iterable[BacklogMessage]) -> None:
+        """Note that messages were not sent after all, or are removed."""
+        if self._send_limit is None:
+            return
+        sent = [message for message in messages if message.is_sent]
+        for message in sent:
+            message.is_sent = False
+        self._send_limit.release(len(sent))
 
     def complete(self, messages: list[BacklogMessage]) -> None:
         self.syphoned += len(messages)
@@ -448,7 +474,8 @@ class BacklogSource:
         if settlement.kind is OutcomeKind.DELIVERED:
             self._note_unremoved(settlement)
         elif settlement.kind is OutcomeKind.DEAD_LETTERED:
-            self._note_dead_letters(settlement)
+            self.dead_lettered += len(settlement.settled)
+        self._report(settlement)
         if settlement.kind in (OutcomeKind.DELIVERED, OutcomeKind.DEAD_LETTERED):
             for message in settlement.unsettled:  # a deferred message is received only if it is fetched again
                 if message.is_deferred and isinstance(message, BacklogMessage):
@@ -463,24 +490,6 @@ class BacklogSource:
             self._unremoved[message.sequence] = _identity(message)
         while len(self._unremoved) > _MAX_UNREMOVED:
             self._unremoved.pop(next(iter(self._unremoved)))
-
-    def _note_dead_letters(self, settlement: SettlementReport) -> None:
-        reason = "" if settlement.reason is None else settlement.reason.value
-        description = settlement.description or ""
-        self.dead_lettered += len(settlement.settled)
-        for message in settlement.settled:
-            self._publish(
-                MessageDeadLettered(
-                    at=datetime.now(UTC),
-                    backlog_queue=self.path,
-                    message_id=message_id_of(message.message),
-                    path=message.path,
-                    reason=reason,
-                    description=description,
-                )
-            )
-        if settlement.settled:
-            log_dead_letters(self.path, len(settlement.settled), reason, description)
 
     # Deferred messages.
 
@@ -546,14 +555,18 @@ class BacklogSource:
                 return
             cursor = page[-1].sequence_number + 1
 
+    async def release(self) -> None:
+        """Wait for the settlements under way, and give all other locked messages back."""
+        await self.tasks.finish()
+        left = [*self._locked.values()]
+        await self._settler.defer([message for message in left if message.is_deferred])
+        await self._settler.abandon([message for message in left if not message.is_deferred])
+
     async def close(self, timeout_s: float) -> None:
         """Give all locked messages back, as far as that is possible in time."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self.tasks.finish()
-                left = [*self._locked.values()]
-                await self._settler.defer([message for message in left if message.is_deferred])
-                await self._settler.abandon([message for message in left if not message.is_deferred])
+                await self.release()
         except (MessagingError, TimeoutError) as error:
             _log.info('messages not given back, their locks expire entity=%s error="%s"', self.path, error)
         await self._renewer.close()
@@ -571,6 +584,25 @@ def message_id_of(message: ReceivedMessage) -> str:
         return str(message.message_id)
     except InvalidMessageError:
         return ""
+
+
+def publish_dead_letters(queue: str, settlement: SettlementReport, publish: Listener) -> None:
+    """Publish an event for each dead letter, and log them together."""
+    reason = "" if settlement.reason is None else settlement.reason.value
+    description = settlement.description or ""
+    for message in settlement.settled:
+        publish(
+            MessageDeadLettered(
+                at=datetime.now(UTC),
+                backlog_queue=queue,
+                message_id=message_id_of(message.message),
+                path=message.path,
+                reason=reason,
+                description=description,
+            )
+        )
+    if settlement.settled:
+        log_dead_letters(queue, len(settlement.settled), reason, description)
 
 
 def log_dead_letters(queue: str, count: int, reason: str, description: str) -> None:
