@@ -6,7 +6,6 @@ from typing import Final
 
 import pairbus.callbacks  # "from pairbus" would look for the name in the client first
 
-
 COMPILED: Final = "compiled"
 PLAIN: Final = "plain Python"
 
