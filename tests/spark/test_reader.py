@@ -19,6 +19,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from pairbus.broker import AuthorizationRule, QueueDescription, Right
 from pairbus.client.errors import EntityNotFoundError, InvalidRequestError, MessagingError, MessagingTimeoutError
+from pairbus.client.factory import MessagingFactory
 from pairbus.client.message import BrokeredMessage
 from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.spark.connections import ConnectionReference, factory_of, on_loop
@@ -643,6 +644,24 @@ def test_c19_age_covers_partitions_behind_many_messages(namespace: RunningNamesp
 def test_c19_unreadable_depth_is_logged(namespace: RunningNamespace, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="pairbus.spark"):
         assert read_depths(namespace, "nothing") == {}
+    assert "depths not read" in caplog.text
+
+
+def test_c19_counts_are_reported_though_peeks_fail(
+    namespace: RunningNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, ["one"])
+    connection = ConnectionReference.parse(namespace.connection_string)
+    depths = Depths(connection, [queue], timedelta(hours=1))
+
+    async def work() -> dict[str, int]:
+        factory = MessagingFactory.from_connection_string(namespace.connection_string)
+        await factory.close()
+        return await depths.read(factory)
+
+    with caplog.at_level("INFO", logger="pairbus.spark"):
+        assert on_loop(work) == {"depth": 1, "scheduled": 0, "dead_lettered": 0}
     assert "depths not read" in caplog.text
 
 

@@ -52,7 +52,8 @@ class Depths:
         self._next_s = now_s + self._interval_s
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                self._known = {**await self._count_if_allowed(), **await self._peek(factory)}
+                self._known = {**self._known, **await self._count_if_allowed()}  # kept if the peeks take too long
+                self._known = {**self._known, **await self._peek(factory)}
         except (MessagingError, TimeoutError) as error:
             _log.info('depths not read error="%s"', error)
         return self._known
