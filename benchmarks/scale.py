@@ -136,7 +136,7 @@ def simulate(scenario: Scenario) -> Result:
     }
     tasks = min(scenario.tasks, groups)
     events = [(BATCH_S.value, task, 0) for task in range(tasks)]
-    """When a task arrives at its next step."""
+    """Times at which tasks arrive at their next step, with the task and the step."""
 
     heapify(events)
     begun, ended_s, task_s = 0, 0.0, 0.0

@@ -696,11 +696,11 @@ def test_page_lists_every_event() -> None:
 
 
 def test_page_lists_the_keys_of_a_batch() -> None:
-    line = batch_line(BatchReport(batch=1, counts={}, destinations={}, seconds=1.0))
+    line = batch_line(BatchReport(batch=1, counts={}, destinations={}, seconds=1.0, repeats_at_most=1_500))
     (row,) = [row for row in rows_of(HOW_TO, "event", "other keys", "when") if row[0] == "`batch`"]
     assert codes(row[1]) == [*line.facts]
     kinds = [code(row[0]) for row in rows_of(HOW_TO, "outcome of a batch", "meaning")]
-    assert kinds == [name for name in line.facts if name not in {"batch", "seconds"}]
+    assert kinds == [name for name in line.facts if name not in {"batch", "seconds", "repeats_at_most"}]
 
 
 def test_page_lists_every_exit_code() -> None:
