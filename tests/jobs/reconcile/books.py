@@ -85,6 +85,9 @@ class RecordedNamespace:
     def stop(self) -> LifecycleEvent:
         return self.note(LedgerEvent.STOPPED, Stage.DIRECT, "", 0)
 
+    def alive(self) -> LifecycleEvent:
+        return self.note(LedgerEvent.ALIVE, Stage.DIRECT, "", 0)
+
     def undo(self, is_undone: Callable[[LifecycleEvent], bool]) -> int:
         """Remove some events of the first process, and return their number."""
         kept = [life for life in self.lives if not is_undone(life)]

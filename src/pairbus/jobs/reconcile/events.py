@@ -351,7 +351,13 @@ _ENTITIES: Final = (
     ("deletions", pa.list_(pa.int64()), ArrayType(LongType())),
 )
 
-_OF_NO_PLACE: Final = (LedgerEvent.MISSED, LedgerEvent.REPEATED, LedgerEvent.STARTED, LedgerEvent.STOPPED)
+_OF_NO_PLACE: Final = (
+    LedgerEvent.ALIVE,
+    LedgerEvent.MISSED,
+    LedgerEvent.REPEATED,
+    LedgerEvent.STARTED,
+    LedgerEvent.STOPPED,
+)
 
 
 def located(events: DataFrame, entities: Iterable[LedgerEntity]) -> DataFrame:
