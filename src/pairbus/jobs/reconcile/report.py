@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, Row
@@ -466,12 +467,10 @@ def _timeline(found: Reconciliation) -> tuple[timedelta, tuple[TimelinePoint, ..
     seconds = step_min * 60
     interval = timestamp_seconds((unix_seconds("minute") / seconds).cast("long") * seconds)
     rows = (
-        found.timeline.groupBy(interval.alias("at"))
-        .agg(*(sum_of(col(name)).alias(name) for name in LINES))
-        .orderBy("at")
-        .collect()
+        found.timeline.groupBy(interval.alias("at")).agg(*(sum_of(col(name)).alias(name) for name in LINES)).collect()
     )
-    return timedelta(minutes=step_min), tuple(TimelinePoint(**_values(row)) for row in rows)
+    points = (TimelinePoint(**_values(row)) for row in rows)
+    return timedelta(minutes=step_min), tuple(sorted(points, key=attrgetter("at")))
 
 
 def _step_min(period: Period, found: LedgerContents) -> int:
