@@ -35,7 +35,7 @@ from pairbus.console import auth, message_page, pair_page, reports, routes, samp
 from pairbus.jobs.cost import forecast, month
 from pairbus.jobs.reconcile import events as reconcile_events
 from pairbus.jobs.reconcile import reconciliation
-from pairbus.jobs.reconcile.report import LISTED
+from pairbus.jobs.reconcile.report import LISTED, LONGEST_SILENCE
 from pairbus.jobs.syphon import standalone
 from pairbus.ledger import LedgerSettings
 from pairbus.ledger import events as ledger_events
@@ -274,6 +274,8 @@ FIGURES: Final[dict[str, Figures]] = {
         ("at most {} in memory. It drops", count(LedgerSettings().most_waiting)),
         ("ledger is read from {} before the range", span(reconciliation.CLOCK_SLACK)),
         ("last {} minutes in which something happened", count(reconcile_events._LAST_MINUTES)),
+        ("continues for more than {} |", span(LONGEST_SILENCE)),
+        ("that the last {} of a running ledger", span(LONGEST_SILENCE)),
     ],
     "docs/explanation/scale.md": [
         ("no test machine holds: {} messages in", count(scale.MESSAGES)),

@@ -155,6 +155,7 @@ def ledgers(tmp_path: Path) -> Path:
     model.clock.tick(86_400_000)  # a page reconciles the day after, too
     model.send("orders", "the next day")
     model.receive_all()
+    model.alive()
     model.primary.write(tmp_path / "contoso-ledger")
     model.secondary.write(tmp_path / "fabrikam-ledger")
     write(

@@ -30,9 +30,9 @@ def operations_in(directory: Path, *columns: str) -> Counter[tuple[Any, ...]]:
 
 
 def events_of(directory: Path) -> list[dict[str, Any]]:
-    """Return the events of messages, in order, without those of the start of the namespace."""
+    """Return the events of messages, in order, without those of the namespace itself."""
     rows = sorted(rows_of(directory, LIVES), key=lambda row: row["ordinal"])
-    return [row for row in rows if row["event"] not in {"started", "stopped"}]
+    return [row for row in rows if row["event"] not in {"started", "stopped", "alive"}]
 
 
 def lifecycle_events_in(directory: Path) -> list[tuple[str, str, int]]:

@@ -9,6 +9,7 @@ import pytest
 
 from pairbus.broker import Address, MessageEvent, Record
 from pairbus.ledger import Ledger, LedgerEvent, LedgerSettings
+from pairbus.ledger.events import ALIVE_EVERY_MS
 from pairbus.server.event_recorder import LARGEST_ORDINAL, EventRecorder, Spill
 from pairbus.server.metering import path_of_address
 from tests.ledger.entries import NAMESPACE, START_MS, events_from
@@ -56,6 +57,34 @@ def test_d3_start_states_the_last_ordinal_and_end_is_the_last_event() -> None:
     assert [event.event for event in found] == [LedgerEvent.STARTED, LedgerEvent.ACCEPTED, LedgerEvent.STOPPED]
     assert found[0].sequence == 7
     assert found[-1].ordinal == found[0].ordinal + 2
+
+
+def test_d3_idle_namespace_records_every_minute_that_it_is_alive() -> None:
+    now_ms = START_MS
+    events = EventRecorder(path_of_address, START_MS)
+    events.now_ms = lambda: now_ms
+    events.begin()
+    found = events.take()
+    for _ in range(5):
+        now_ms += ALIVE_EVERY_MS // 2
+        events.note_alive(now_ms)
+        found += events.take()
+    kinds = [event.event for event in found]
+    assert kinds == [LedgerEvent.STARTED, LedgerEvent.ALIVE, LedgerEvent.ALIVE]
+    assert [event.ordinal - found[0].ordinal for event in found] == [0, 1, 2]
+    assert found[1].at_ms == START_MS + ALIVE_EVERY_MS
+
+
+def test_d3_busy_namespace_does_not_record_that_it_is_alive() -> None:
+    now_ms = START_MS
+    events = EventRecorder(path_of_address, START_MS)
+    events.now_ms = lambda: now_ms
+    for _ in range(4):
+        now_ms += ALIVE_EVERY_MS - 1
+        events.note_alive(now_ms)
+        events.note(MessageEvent.ACCEPTED, ORDERS, RECORD)
+        events.note_alive(now_ms + ALIVE_EVERY_MS)  # the event before is not taken yet
+        assert [event.event for event in events.take()] == [LedgerEvent.ACCEPTED]
 
 
 # At the start

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -29,9 +30,12 @@ from pairbus.dialect.annotations import PING_CONTENT_TYPE, SYPHON
 from pairbus.dialect.paths import backlog_path
 from pairbus.dialect.transfer import divert
 from pairbus.ledger import LIVES, OPERATIONS
+from pairbus.ledger.events import ALIVE_EVERY_MS
 from pairbus.server.host import NamespaceHost
 from pairbus.testing import RunningNamespace, running_namespace
+from tests.server.amqp.clocked_namespace import clocked_namespace
 from tests.server.ledger_rows import events_of, lifecycle_events_in, operations_in, rows_of
+from tests.waiting import eventually
 
 BACKLOG = backlog_path("contoso", 0)
 SHORT = timedelta(milliseconds=300)
@@ -306,6 +310,22 @@ def test_d4_present_messages_are_recorded_at_each_start(tmp_path: Path) -> None:
     assert found.keys() == {BACKLOG, "news/subscriptions/all", "news/subscriptions/some"}
     diverted = found[BACKLOG]
     assert (diverted["destination"], diverted["session_id"], diverted["stage"]) == ("orders", "s", "backlog")
+
+
+def test_d4_idle_namespace_records_that_it_is_alive(tmp_path: Path) -> None:
+    def recorded() -> list[str]:
+        return [row["event"] for row in rows_of(tmp_path / "ledger", LIVES)]
+
+    def is_recorded(times: int) -> bool:
+        return recorded().count("alive") == times
+
+    with clocked_namespace(ledger=tmp_path / "ledger", ledger_lives=True) as namespace:
+        for minute in (1, 2):
+            namespace.clock.advance(ALIVE_EVERY_MS)
+            eventually(partial(is_recorded, minute))
+    rows = rows_of(tmp_path / "ledger", LIVES)
+    assert recorded() == ["started", "alive", "alive", "stopped"]
+    assert [row["ordinal"] - rows[0]["ordinal"] for row in rows] == [0, 1, 2, 3]
 
 
 def test_d4_more_messages_found_than_fit_in_memory_are_all_recorded(tmp_path: Path) -> None:

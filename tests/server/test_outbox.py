@@ -13,7 +13,7 @@ import pytest
 
 from pairbus.broker import NO_PROPERTIES, Address, Namespace, NewMessage, QueueDescription, Records
 from pairbus.ledger import LIVES, Ledger, LedgerSettings, read_open
-from pairbus.ledger.events import extent_of, pack_events, unpack_events
+from pairbus.ledger.events import ALIVE_EVERY_MS, extent_of, pack_events, unpack_events
 from pairbus.server.event_recorder import EventRecorder
 from pairbus.server.metering import path_of_address
 from pairbus.server.outbox import Outbox, OutboxBatch
@@ -192,6 +192,18 @@ def test_d3_commit_stores_earlier_receives_so_that_a_kill_leaves_no_hole(
     begin(store).hand_over()
     assert reported(tmp_path) == [("accepted", "a"), ("received", "a"), ("accepted", "b")]
     assert in_store(store) == 0
+
+
+def test_d3_commit_stores_an_earlier_alive_event(tmp_path: Path, begin: Callable[..., Run]) -> None:
+    store = store_with_a_queue(begin)
+    killed = begin(store)
+    killed.send("a")
+    killed.hand_over()
+    killed.outbox.note_alive(NOW_MS + 2 * ALIVE_EVERY_MS)
+    killed.seal()  # there is nothing to commit
+    killed.send("b")
+    begin(store).hand_over()
+    assert reported(tmp_path) == [("accepted", "a"), ("alive", ""), ("accepted", "b")]
 
 
 def test_d3_receives_in_the_ledger_are_not_stored_again(begin: Callable[..., Run]) -> None:

@@ -58,6 +58,9 @@ PARTITIONS: Final = ("day", "hour")
 
 HOUR_MS: Final = 3_600_000
 
+ALIVE_EVERY_MS: Final = 60_000
+"""Time without events after which a running namespace records that it is alive."""
+
 
 UNIT_BYTES: Final = 64 * 1024
 """A message is billed once for every started 64 KB."""
@@ -260,6 +263,12 @@ class LedgerEvent(StrEnum):
 
     STOPPED = "stopped"
     """Not about a message: the namespace was shut down cleanly. All events up to this one belong in the ledger."""
+
+    ALIVE = "alive"
+    """Not about a message: the namespace was running, and had recorded nothing for ``ALIVE_EVERY_MS``.
+
+    So the ledger of an idle namespace continues, while one whose last files were removed ends.
+    """
 
     FOUND = "found"
     """Present in its queue when the namespace was started."""

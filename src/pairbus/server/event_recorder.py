@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from pairbus.broker import Address, MessageEvent, Record
 from pairbus.dialect.paths import is_backlog_path
 from pairbus.dialect.transfer import TransferError, read_transfer
-from pairbus.ledger.events import LedgerEvent, LifecycleEvent, Stage
+from pairbus.ledger.events import ALIVE_EVERY_MS, LedgerEvent, LifecycleEvent, Stage
 from pairbus.ledger.settings import LedgerStatus
 
 _EVENTS: Final = {
@@ -59,6 +59,9 @@ class EventRecorder:
 
         self._path_of = path_of
         self._ordinal = min(start_ms, _LATEST_MS) << _ORDINAL_BITS
+        self._taken_ms = start_ms
+        """Time of the last event that was taken."""
+
         self._waiting: list[LifecycleEvent] = []
         self._paths: dict[Address, tuple[str, bool]] = {}
         self._spill = spill
@@ -80,6 +83,11 @@ class EventRecorder:
     def end(self) -> None:
         """Record that the namespace is closed; this is its last event."""
         self._append(LedgerEvent.STOPPED, Stage.DIRECT, "", _NO_RECORD)
+
+    def note_alive(self, now_ms: int) -> None:
+        """Record that the namespace is running, if it has recorded nothing for a while."""
+        if not self._waiting and now_ms - self._taken_ms >= ALIVE_EVERY_MS:
+            self._append(LedgerEvent.ALIVE, Stage.DIRECT, "", _NO_RECORD)
 
     def settle_in(self) -> None:
         """Note that the namespace is loaded: from now on, commits take the events."""
@@ -134,6 +142,8 @@ class EventRecorder:
     def take(self) -> list[LifecycleEvent]:
         """Return the events since the last call."""
         taken, self._waiting = self._waiting, []
+        if taken:
+            self._taken_ms = taken[-1].at_ms
         return taken
 
     def _path_info(self, address: Address) -> tuple[str, bool]:

@@ -203,8 +203,10 @@ class OperationMeter:
 
     def flush(self) -> None:
         """Hand over everything durable to the ledger."""
-        self.seal()
         now_ms = self._host.now_ms()
+        if self._outbox is not None:
+            self._outbox.note_alive(now_ms)
+        self.seal()
         counted = self._take_durable()
         connections = self._connections_to_record(now_ms)
         if counted or connections:

@@ -172,6 +172,10 @@ class Outbox:
         ordinal = min(min(extent.ordinals, default=0) for extent in possible)
         return self._ledger.ordinals_from(_gap(ordinal, 0, first_ms))
 
+    def note_alive(self, now_ms: int) -> None:
+        """Record that the namespace is running, if it has recorded nothing for a while."""
+        self._recorder.note_alive(now_ms)
+
     def end(self) -> None:
         """Record the last event of the namespace."""
         self._recorder.end()

@@ -76,8 +76,17 @@ class RecordedNamespace:
         self._ordinal = self._clock.now_ms << 22
         return self.note(LedgerEvent.STARTED, Stage.DIRECT, "", last)
 
+    def reload(self, undone: int) -> LifecycleEvent:
+        """Load the namespace again in the same process, after a failed commit that has undone some events."""
+        last = self.lives[-1].ordinal
+        self._ordinal = last + undone
+        return self.note(LedgerEvent.STARTED, Stage.DIRECT, "", last)
+
     def stop(self) -> LifecycleEvent:
         return self.note(LedgerEvent.STOPPED, Stage.DIRECT, "", 0)
+
+    def alive(self) -> LifecycleEvent:
+        return self.note(LedgerEvent.ALIVE, Stage.DIRECT, "", 0)
 
     def undo(self, is_undone: Callable[[LifecycleEvent], bool]) -> int:
         """Remove some events of the first process, and return their number."""

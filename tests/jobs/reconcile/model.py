@@ -235,6 +235,11 @@ class PairModel:
         self.primary.stop()
         self.secondary.stop()
 
+    def alive(self) -> None:
+        """Record that both namespaces are running."""
+        self.primary.alive()
+        self.secondary.alive()
+
     def lose(self, lives: int) -> None:
         """Kill the primary: its last events are not recorded."""
         del self.primary.lives[-lives:]

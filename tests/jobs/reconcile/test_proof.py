@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from pairbus.jobs.reconcile import ReconcileReport, ReconcileVerdict
 from pairbus.jobs.reconcile.events import absent_events, by_minute
@@ -136,7 +136,35 @@ def test_d4_absent_events_are_counted(
     spark: SparkSession, model: PairModel, is_gone: Callable[[LifecycleEvent], bool], absent: int
 ) -> None:
     lives = [life for life in model.primary.lives if not is_gone(life)]
-    assert absent_events(by_minute(lives_frame(spark, model.primary.namespace, lives))) == absent
+    assert count_absent(lives_frame(spark, model.primary.namespace, lives)) == absent
+
+
+def count_absent(events: DataFrame, since: datetime | None = None) -> int:
+    return absent_events(events, by_minute(events, since=since), since)
+
+
+def reloaded() -> PairModel:
+    """Record a minute in which a commit fails twice: the namespace is loaded again, and counts on from there."""
+    model = PairModel()
+    model.send("orders", "before")
+    model.receive_all()
+    for number in range(2):
+        model.primary.reload(undone=5)
+        model.send("orders", f"m{number}")
+        model.receive_all()
+    return model
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 5, 6, 7, 9, 10])
+def test_d4_hole_beside_a_start_in_the_same_minute_is_found(spark: SparkSession, place: int) -> None:
+    """A row in the middle of a part, or at its end: before a start, after it, or between two."""
+    lives = [*reloaded().primary.lives]
+    assert lives.pop(place).event is not LedgerEvent.STARTED
+    assert count_absent(lives_frame(spark, "contoso", lives)) == 1
+
+
+def test_d4_undone_events_before_a_start_in_the_same_minute_are_not_absent(spark: SparkSession) -> None:
+    assert count_absent(reloaded().primary.frame(spark)) == 0
 
 
 def test_d4_reported_gap_is_not_absent_and_hides_nothing(spark: SparkSession) -> None:
@@ -146,10 +174,26 @@ def test_d4_reported_gap_is_not_absent_and_hides_nothing(spark: SparkSession) ->
     )
     gap = LifecycleEvent(last.at_ms, first.ordinal, LedgerEvent.MISSED, Stage.DIRECT, "", 2, 0, "", None, None, 0)
     model.primary.lives = [gap if life is first else life for life in model.primary.lives if life is not last]
-    assert absent_events(by_minute(model.primary.frame(spark))) == 0
+    assert count_absent(model.primary.frame(spark)) == 0
     model.primary.lives = [life for life in model.primary.lives if not of_message(1)(life)]
-    assert absent_events(by_minute(model.primary.frame(spark))) == 3
-    assert absent_events(by_minute(model.primary.frame(spark)), BEGIN + timedelta(minutes=3)) == 0
+    assert count_absent(model.primary.frame(spark)) == 3
+    assert count_absent(model.primary.frame(spark), BEGIN + timedelta(minutes=3)) == 0
+
+
+@pytest.mark.parametrize("is_at_its_end", [False, True])
+def test_d4_hole_beside_a_reported_gap_in_the_same_minute_is_found(spark: SparkSession, is_at_its_end: bool) -> None:
+    """A gap has the number of its first event, or of its last one if it was found at the next start."""
+    model = PairModel()
+    for number in range(8):
+        model.send("orders", f"m{number}")
+    reported = {"m2", "m3", "m4"}
+    numbered = next(life for life in model.primary.lives if life.message_id == ("m4" if is_at_its_end else "m2"))
+    gap = numbered._replace(event=LedgerEvent.MISSED, sequence=len(reported), message_id="")
+    lives = [life for life in model.primary.lives if life.message_id not in reported]
+    lives.append(gap)
+    assert count_absent(lives_frame(spark, "contoso", lives)) == 0
+    lives = [life for life in lives if life.message_id != "m6"]
+    assert count_absent(lives_frame(spark, "contoso", lives)) == 1
 
 
 def test_d4_clock_set_back_causes_no_absent_events(spark: SparkSession) -> None:
@@ -157,7 +201,7 @@ def test_d4_clock_set_back_causes_no_absent_events(spark: SparkSession) -> None:
     model = minutes(0)
     again = [life._replace(ordinal=life.ordinal + (1 << 22) + 1_000) for life in model.primary.lives]
     model.primary.lives += again
-    assert absent_events(by_minute(model.primary.frame(spark))) == 0
+    assert count_absent(model.primary.frame(spark)) == 0
 
 
 def test_d4_ledger_with_removed_part_gives_no_verdict(spark: SparkSession) -> None:

@@ -12,13 +12,13 @@ from pyspark.sql import SparkSession
 
 from pairbus.jobs.ledger import read_lives
 from pairbus.jobs.reconcile import ReconcileReport, ReconcileVerdict, reconcile, report
-from pairbus.jobs.reconcile.command import Reconcilable
+from pairbus.jobs.reconcile.command import Outputs, Reconcilable
 from pairbus.jobs.reconcile.events import by_minute, survey
 from pairbus.jobs.reconcile.reconciliation import read_since
-from pairbus.ledger.events import LIVES, LedgerEvent, LifecycleEvent, Stage
+from pairbus.ledger.events import LIVES, OPERATIONS, LedgerEvent, LifecycleEvent, Stage
 from tests.jobs.ledger.written import operation, write
-from tests.jobs.reconcile.books import BEGIN, RecordedNamespace, lives_frame
-from tests.jobs.reconcile.model import PairModel
+from tests.jobs.reconcile.books import BEGIN, RecordedNamespace, lives_frame, write_events
+from tests.jobs.reconcile.model import BACKLOG, PairModel
 from tests.jobs.reconcile.test_reconcile import LIMIT_S, counts, reconciled
 
 HOUR_MS = 3_600_000
@@ -28,8 +28,8 @@ HOUR = timedelta(hours=1)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]
 
 
-def busy_hours() -> PairModel:
-    """Record three hours with every kind of event, and a clean shutdown: nothing is missing."""
+def busy_hours(*, is_stopped: bool) -> PairModel:
+    """Record three hours with every kind of event, and a clean shutdown if wanted: nothing is missing."""
     model = PairModel()
     model.topic("news", "red")
     for hour in range(HOURS):
@@ -39,9 +39,12 @@ def busy_hours() -> PairModel:
         _diverted(model, hour)
         model.send("lying", f"lies {hour}")  # found at the next start
         model.divert("lying", f"lies in the backlog {hour}")
+        model.clock.tick(HOUR_MS // 4)
+        model.alive()
         model.clock.now_ms = round(BEGIN.timestamp() * 1_000) + (hour + 1) * HOUR_MS
     model.clock.tick(-HOUR_MS // 2)
-    model.stop()
+    if is_stopped:
+        model.stop()
     return model
 
 
@@ -95,7 +98,8 @@ def book_of(model: PairModel, name: str) -> RecordedNamespace:
     return book
 
 
-MODEL = busy_hours()
+MODEL = busy_hours(is_stopped=True)
+RUNNING = busy_hours(is_stopped=False)
 SIDES = ("primary", "secondary")
 ENDS_NOTHING = {LedgerEvent.STOPPED}
 """Its absence proves nothing: a ledger that is being written has none."""
@@ -132,6 +136,21 @@ def test_d4_removed_row_is_counted_as_absent(spark: SparkSession, side: str) -> 
     assert not _is_doubted(spark, book, book.lives)
 
 
+@pytest.mark.parametrize("side", SIDES)
+def test_d4_removed_step_of_a_running_ledger_is_counted_as_absent(spark: SparkSession, side: str) -> None:
+    """Of each step of a message, the first row, one in the middle, and the last."""
+    book = book_of(RUNNING, side)
+    steps = [step for step, (of_side, _, _) in STEPS.items() if of_side == side]
+    unseen = [
+        (step, minute)
+        for step in steps
+        for minute in PLACES
+        if not _is_doubted(spark, book, (life for life in book.lives if life is not row_of(RUNNING, step, minute)))
+    ]
+    assert not unseen
+    assert not _is_doubted(spark, book, book.lives)
+
+
 def _is_doubted(spark: SparkSession, book: RecordedNamespace, lives: Iterable[LifecycleEvent]) -> bool:
     events = lives_frame(spark, book.namespace, lives)
     found = survey(events, by_minute(events))
@@ -151,13 +170,19 @@ STEPS = {
 }
 """The steps of a message, of which each is a row of a ledger."""
 
+PLACES = ("first", "middle", "last")
 
-@pytest.mark.parametrize("minute", ["first", "middle", "last"])
+
+def row_of(model: PairModel, step: str, place: str) -> LifecycleEvent:
+    side, event, stage = STEPS[step]
+    rows = [life for life in book_of(model, side).lives if (life.event, life.stage) == (event, stage)]
+    return rows[{"first": 0, "middle": len(rows) // 2, "last": -1}[place]]
+
+
+@pytest.mark.parametrize("minute", PLACES)
 @pytest.mark.parametrize("step", STEPS)
 def test_d4_no_row_can_be_removed_from_fine_ledgers(spark: SparkSession, step: str, minute: str) -> None:
-    side, event, stage = STEPS[step]
-    rows = [life for life in book_of(MODEL, side).lives if (life.event, life.stage) == (event, stage)]
-    removed = rows[{"first": 0, "middle": len(rows) // 2, "last": -1}[minute]]
+    removed = row_of(MODEL, step, minute)
     primary, secondary = (
         lives_frame(spark, book.namespace, (life for life in book.lives if life is not removed))
         for book in (book_of(MODEL, name) for name in SIDES)
@@ -249,6 +274,7 @@ def test_d4_older_events_show_whether_the_ledger_is_cut_off(
     for number in range(3):
         model.send("orders", f"m{number}")
     model.receive_all()
+    model.alive()
     model.primary.lives = [life for life in model.primary.lives if life.message_id != removed]
     assert reconciled(spark, model, BEGIN + 4 * HOUR, BEGIN + 6 * HOUR).verdict is verdict
 
@@ -305,13 +331,144 @@ def test_d4_sends_after_the_last_event_give_no_verdict(spark: SparkSession, tmp_
     pair = Reconcilable(
         primary=[str(tmp_path / "contoso")], secondary=[str(tmp_path / "fabrikam")], start=None, end=None, name=None
     )
-    for kind, stage, at in (("send", "direct", 0), ("send", "ping", 2), ("peek", "direct", 2)):
-        sent_at = f"{BEGIN + at * HOUR:%Y-%m-%dT%H:%M}"
-        write(tmp_path / side, [operation(sent_at, kind=kind, stage=stage, namespace=side)])
+    for kind, stage, hour in (("send", "direct", 0), ("send", "ping", 2), ("peek", "direct", 2)):
+        for namespace in ("contoso", "fabrikam"):
+            write(tmp_path / namespace, [operation(at_hour(hour), kind=kind, stage=stage, namespace=namespace)])
     assert pair.report("local[2]", 0).verdict is ReconcileVerdict.FINE
-    write(tmp_path / side, [operation(f"{BEGIN + HOUR:%Y-%m-%dT%H:%M}", namespace=side)])
+    write(tmp_path / side, [operation(at_hour(1), namespace=side)])
     found = pair.report("local[2]", 0)
     assert found.verdict is ReconcileVerdict.UNKNOWN
     assert any(
-        "has sends until 2026-03-01 13:00:00 UTC, but its last message event is of" in note for note in found.notes
+        "has sends or receives until 2026-03-01 13:00:00 UTC, but its last message event is of" in note
+        for note in found.notes
     )
+
+
+def at_hour(hour: int) -> str:
+    return f"{BEGIN + hour * HOUR:%Y-%m-%dT%H:%M}"
+
+
+# Ledgers of which one ends before the other.
+
+
+def one_goes_on(side: str) -> PairModel:
+    """Record messages in one ledger for an hour after the last event of the other."""
+    model = PairModel()
+    model.send("orders", "early")
+    model.divert("orders", "diverted early")
+    model.drain()
+    model.receive_all()
+    model.clock.tick(HOUR_MS)
+    if side == "primary":
+        model.send("orders", "late")
+        model.receive_all()
+    else:
+        model.secondary.note(LedgerEvent.REPEATED, Stage.BACKLOG, BACKLOG, 0, 0, "late")
+    return model
+
+
+@pytest.mark.parametrize("going_on", SIDES)
+@pytest.mark.parametrize(
+    ("last_event", "verdict"),
+    [
+        (None, ReconcileVerdict.UNKNOWN),
+        (LedgerEvent.ALIVE, ReconcileVerdict.FINE),
+        (LedgerEvent.STOPPED, ReconcileVerdict.FINE),
+    ],
+)
+def test_d4_ledger_that_ends_before_the_other_gives_no_verdict(
+    spark: SparkSession, going_on: str, last_event: LedgerEvent | None, verdict: ReconcileVerdict
+) -> None:
+    """Its last files were removed, unless it records that it was idle, or was stopped."""
+    model = one_goes_on(going_on)
+    other = book_of(model, next(side for side in SIDES if side != going_on))
+    if last_event is not None:
+        other.note(last_event, Stage.DIRECT, "", 0)
+    found = reconciled(spark, model)
+    assert found.verdict is verdict
+    assert any("and the other one continues until" in note for note in found.notes) is (last_event is None)
+
+
+def pair_below(directory: Path, start: datetime | None = None, end: datetime | None = None) -> Reconcilable:
+    """Return the ledgers in a directory, to be reconciled from the state of an earlier time if there is a range."""
+    return Reconcilable(
+        primary=[str(directory / "primary")],
+        secondary=[str(directory / "secondary")],
+        start=start,
+        end=end,
+        name=None,
+        outputs=Outputs(state=None if start is None else str(directory / "state")),
+    )
+
+
+def test_d4_operations_show_that_a_ledger_without_events_was_idle(spark: SparkSession, tmp_path: Path) -> None:
+    """Versions before have recorded no event while nothing happened."""
+    model = one_goes_on("primary")
+    for side in SIDES:
+        book_of(model, side).write(tmp_path / side)
+    pair = pair_below(tmp_path)
+    write(tmp_path / "primary", [operation(at_hour(0)), operation(at_hour(1))])
+    assert pair.report("local[2]", 0).verdict is ReconcileVerdict.UNKNOWN
+    write(tmp_path / "secondary", [operation(at_hour(1), kind="connection", namespace="fabrikam")])
+    assert pair.report("local[2]", 0).verdict is ReconcileVerdict.FINE
+
+
+@pytest.fixture(scope="module")
+def running(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return ledgers of running namespaces with both tables, and the state at the end of their first hour."""
+    directory = tmp_path_factory.mktemp("running")
+    for side in SIDES:
+        book = book_of(RUNNING, side)
+        book.write(directory / side)
+        write(directory / side, [operation(at_hour(hour), namespace=book.namespace) for hour in range(HOURS)])
+    assert pair_below(directory, BEGIN, BEGIN + 2 * HOUR).report("local[2]", 0).verdict is ReconcileVerdict.FINE
+    return directory
+
+
+def without_both_tables(running: Path, to: Path, side: str, hour: int) -> Path:
+    shutil.copytree(running, to)
+    for table in (LIVES, OPERATIONS):
+        shutil.rmtree(to / side / table / f"day={BEGIN:%Y-%m-%d}" / f"hour={BEGIN.hour + hour}")
+    return to
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("hour", [1, HOURS - 1])
+def test_d4_removed_hour_of_both_tables_gives_no_verdict(
+    spark: SparkSession, running: Path, tmp_path: Path, side: str, hour: int
+) -> None:
+    cut = without_both_tables(running, tmp_path / "cut", side, hour)
+    assert pair_below(cut).report("local[2]", 0).verdict is ReconcileVerdict.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("side", "hour", "verdict"),
+    [
+        ("secondary", 0, ReconcileVerdict.FINE),  # the state has what is needed of it
+        ("secondary", 1, ReconcileVerdict.UNKNOWN),
+        ("secondary", HOURS - 1, ReconcileVerdict.UNKNOWN),
+        ("primary", HOURS - 1, ReconcileVerdict.UNKNOWN),
+    ],
+)
+def test_d4_removed_hour_gives_no_verdict_with_a_state(
+    spark: SparkSession, running: Path, tmp_path: Path, side: str, hour: int, verdict: ReconcileVerdict
+) -> None:
+    cut = without_both_tables(running, tmp_path / "cut", side, hour)
+    found = pair_below(cut, BEGIN + 2 * HOUR, BEGIN + 3 * HOUR).report("local[2]", 0)
+    assert found.verdict is verdict
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_d4_removed_row_gives_no_verdict_with_a_state(
+    spark: SparkSession, running: Path, tmp_path: Path, place: int
+) -> None:
+    """The first row after the state, and the last one of a message."""
+    cut = shutil.copytree(running, tmp_path / "cut")
+    book = book_of(RUNNING, "secondary")
+    since_ms = round((BEGIN + HOUR).timestamp() * 1_000)
+    later = [life for life in book.lives if life.at_ms >= since_ms]
+    removed = later[0] if place == 0 else [life for life in later if life.message_id][-1]
+    shutil.rmtree(cut / "secondary" / LIVES)
+    write_events(cut / "secondary", book.namespace, (life for life in book.lives if life is not removed))
+    found = pair_below(cut, BEGIN + 2 * HOUR, BEGIN + 3 * HOUR).report("local[2]", 0)
+    assert found.verdict is ReconcileVerdict.UNKNOWN

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
 from operator import or_
 from typing import Final
 
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.functions import col, lit
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql.functions import col, lit, when
 from pyspark.sql.functions import max as greatest_of
 
 from pairbus.jobs.ledger import LedgerReadError, check_ledgers, read_lives, read_operations
@@ -26,7 +26,7 @@ from pairbus.jobs.reconcile.reconciliation import (
     read_since,
     reconcile,
 )
-from pairbus.jobs.reconcile.report import ReconcileReport, ReconcileVerdict, report, utc
+from pairbus.jobs.reconcile.report import Coverage, ReconcileReport, ReconcileVerdict, report, utc
 from pairbus.ledger.events import LIVES, SUCCEEDED, OperationKind, Stage
 from pairbus.spark.file_systems import FileSystemError, check_file_systems
 from pairbus.spark.formats import UnavailableFormatError, check_format
@@ -82,8 +82,8 @@ Only if messages are still open then, or anything is doubtful, they are read to 
 _RECORDED_WITHIN: Final = timedelta(minutes=1)
 """Maximum time between the records of an operation and of the event that belongs to it."""
 
-_OF_MESSAGES: Final = (Stage.DIRECT, Stage.BACKLOG, Stage.SYPHON)
-"""Stages of sends that accept a message, or drop it as a duplicate; either is an event."""
+_OF_SENDS: Final = (Stage.DIRECT, Stage.BACKLOG, Stage.SYPHON)
+"""Stages of sends that accept a message, or drop it as a duplicate; either is an event, and so is any receive."""
 
 
 def is_settled(found: ReconcileReport) -> bool:
@@ -92,43 +92,68 @@ def is_settled(found: ReconcileReport) -> bool:
     return found.verdict is ReconcileVerdict.FINE and not counts["waiting"] and not counts["backlog_waiting"]
 
 
-def _sends(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaterOperations:
+    """Operations after the last event of each ledger."""
+
+    until: Mapping[str, datetime]
+    """Time of the last one, by namespace."""
+
+    unrecorded: Sequence[str]
+    """Reasons to doubt the result, for ledgers in which some of them have no event."""
+
+
+def _operations(
     spark: SparkSession, ledgers: Sequence[str], since: datetime | None, until: datetime | None
 ) -> DataFrame | None:
-    """Return the operations that have accepted messages; ``None`` if they cannot be read.
+    """Return the operations; ``None`` if they cannot be read.
 
     They are read before the events, so that these are not behind.
     """
     try:
-        operations = read_operations(spark, ledgers, since, until)
+        return read_operations(spark, ledgers, since, until)
     except LedgerReadError:
         return None  # which the note about injected faults says
-    of_messages = col("stage").isin(*_OF_MESSAGES) & (col("result") == SUCCEEDED)
-    return operations.where((col("kind") == OperationKind.SEND) & of_messages).select("namespace", "at")
 
 
-def _unrecorded(sends: DataFrame, found: Reconciliation) -> list[str]:
-    """Return a reason to doubt the result for each ledger that has sends later than all of its events."""
+def _later_operations(operations: DataFrame | None, found: Reconciliation) -> LaterOperations:
+    """Return the operations after the last events: they show that a namespace was idle, or that events are absent."""
     ends = {
         name: (side, contents.last_at)
         for side, contents in (("primary", found.primary), ("secondary", found.secondary))
         for name in contents.namespaces
         if contents.last_at is not None
     }
-    if not ends:
-        return []
+    if operations is None or not ends:
+        return LaterOperations(until={}, unrecorded=())
     later = (
         (col("namespace") == name) & (col("at") > lit(last_at + _RECORDED_WITHIN))
         for name, (_, last_at) in ends.items()
     )
-    rows = sends.where(reduce(or_, later)).groupBy("namespace").agg(greatest_of("at").alias("at")).collect()
-    return [_unrecorded_note(*ends[row["namespace"]], row["at"]) for row in rows]
+    rows = (
+        operations.where(reduce(or_, later))
+        .groupBy("namespace")
+        .agg(greatest_of("at").alias("at"), greatest_of(when(_is_recorded(), col("at"))).alias("recorded_at"))
+        .collect()
+    )
+    return LaterOperations(
+        until={row["namespace"]: row["at"] for row in rows},
+        unrecorded=[
+            _unrecorded_note(*ends[row["namespace"]], row["recorded_at"]) for row in rows if row["recorded_at"]
+        ],
+    )
 
 
-def _unrecorded_note(side: str, last_at: datetime, sent_at: datetime) -> str:
+def _is_recorded() -> Column:
+    """Return whether an operation has an event for each of its messages."""
+    is_send = (col("kind") == OperationKind.SEND) & col("stage").isin(*_OF_SENDS)
+    return (is_send | (col("kind") == OperationKind.RECEIVE)) & (col("result") == SUCCEEDED)
+
+
+def _unrecorded_note(side: str, last_at: datetime, recorded_at: datetime) -> str:
     return (
-        f"the {side}'s ledger has sends until {_second(sent_at)}, but its last message event is of {_second(last_at)}: "
-        "a file was deleted, or message events are no longer recorded"
+        f"the {side}'s ledger has sends or receives until {_second(recorded_at)}, but its last message event is of "
+        f"{_second(last_at)}: a file was deleted, or message events are no longer recorded"
     )
 
 
@@ -192,7 +217,7 @@ class Reconcilable:
         since, ledgers = read_since(self.start), [*self.primary, *self.secondary]
         state = None if self.outputs.state is None else OpenMessagesDirectory(spark=spark, place=self.outputs.state)
         carried = None if state is None or since is None else state.latest(since)
-        sends = _sends(spark, ledgers, since, until)
+        operations = _operations(spark, ledgers, since, until)
         # The secondary is read completely: messages in the backlog at the start were diverted before it. It is
         # read first, so that of a message that leaves the backlog meanwhile, only the arrival is seen.
         secondary = read_lives(spark, self.secondary, None if carried is None else carried.until, until)
@@ -201,8 +226,9 @@ class Reconcilable:
         found = reconcile(primary, secondary, self.start, self.end, self.name, earlier, carried)
         try:
             note = fault_note(spark, ledgers, since, self.end)
-            reasons = [] if sends is None else _unrecorded(sends, found)
-            result = report(found, listed, [] if note is None else [note], reasons)
+            later = _later_operations(operations, found)
+            coverage = Coverage(until=until, operations_until=later.until)
+            result = report(found, listed, [] if note is None else [note], later.unrecorded, coverage)
             if until is not None and not is_settled(result):
                 return None
             if self.outputs.tables is not None:

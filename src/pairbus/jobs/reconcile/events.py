@@ -13,9 +13,11 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql.functions import (
+    array,
     broadcast,
     coalesce,
     col,
+    collect_set,
     concat,
     count,
     count_if,
@@ -54,6 +56,8 @@ from pairbus.ledger.events import LedgerEvent, Stage
 # commit has undone are not used again. The start that follows names the last confirmed event: all events up to it
 # belong in the ledger, and there may be none between it and the start. A start of an earlier version names no event;
 # then nothing is concluded from the last minutes before it.
+#
+# A reported gap stands for as many absent events as it counts, on either side of its own number.
 
 _PROCESS_SHIFT: Final = 22
 """An ordinal starts with the time at which its process was started. The upper bits of two processes differ, even if one
@@ -70,13 +74,18 @@ def by_minute(events: DataFrame, period: Period | None = None, since: datetime |
     ``chosen`` is the number of events within ``period``. Gaps are counted since ``since``: a gap has the time of its
     end.
     """
+    return _grouped(events, lit(0), period, since)
+
+
+def _grouped(events: DataFrame, part: Column, period: Period | None = None, since: datetime | None = None) -> DataFrame:
+    """Group the events by kind, minute, and part of the minute."""
     is_gap = col("event") == LedgerEvent.MISSED
     is_counted = is_gap if since is None else is_gap & (col("at") >= lit(since))
-    minute = floor(unix_seconds("at") / _MINUTE_S).alias("minute")
-    return events.groupBy(*_KIND, shiftright("ordinal", _PROCESS_SHIFT).alias("process"), minute).agg(
+    process = shiftright("ordinal", _PROCESS_SHIFT).alias("process")
+    return events.groupBy(*_KIND, process, _minute().alias("minute"), part.alias("part")).agg(
         count(lit(1)).alias("events"),
         count_if((period or Period()).rows()).alias("chosen"),
-        count_if(is_gap).alias("gaps"),
+        coalesce(sum_of(when(is_gap, col("sequence") - 1)), lit(0)).alias("reported"),
         count_if(is_counted).alias("counted_gaps"),
         sum_of(when(is_counted, col("sequence"))).alias("missed"),
         count_if((col("event") == LedgerEvent.REMOVED) & (col("sequence") == 0)).alias("deletions"),
@@ -84,6 +93,7 @@ def by_minute(events: DataFrame, period: Period | None = None, since: datetime |
         greatest_of("at").alias("last_at"),
         least_of("ordinal").alias("first"),
         greatest_of(col("ordinal") + when(is_gap, col("sequence") - 1).otherwise(0)).alias("last"),
+        greatest_of("ordinal").alias("last_present"),
         min_by("sequence", "ordinal").alias("first_sequence"),
     )
 
@@ -91,26 +101,51 @@ def by_minute(events: DataFrame, period: Period | None = None, since: datetime |
 _KIND: Final = ("namespace", "entity", "event", "stage")
 
 
-def absent_events(minutes: DataFrame, since: datetime | None = None, before: int | None = None) -> int:
+def _minute() -> Column:
+    return floor(unix_seconds("at") / _MINUTE_S)
+
+
+def absent_events(
+    events: DataFrame, minutes: DataFrame, since: datetime | None = None, before: int | None = None
+) -> int:
     """Count the events that are absent, since a given time; those reported as missed do not count.
 
     ``minutes`` is the result of ``by_minute``. ``before`` is the largest ordinal of earlier events that are not in it,
-    if there are any.
+    if there are any. Minutes in which the namespace was loaded again are read from ``events``, and judged in parts.
     """
+    found, divided = _absent_of(minutes, since, before)
+    if divided:
+        found, _ = _absent_of(_divided_at_starts(events, minutes, divided), since, before)
+    return found
+
+
+def _absent_of(minutes: DataFrame, since: datetime | None, before: int | None) -> tuple[int, list[int]]:
+    """Return the number of absent events, and the minutes that have a start after other events of its process."""
     in_order = _in_order(minutes, before)
     if since is not None:
         in_order = in_order.where(col("minute") >= int(since.timestamp()) // _MINUTE_S)
-    (row,) = in_order.agg(sum_of(_absent()).alias("absent")).collect()
-    return int(row["absent"] or 0)
+    starts_later = col("last_start") > col("first")
+    (row,) = in_order.agg(
+        sum_of(_absent()).alias("absent"), collect_set(when(starts_later, col("minute"))).alias("divided")
+    ).collect()
+    return int(row["absent"] or 0), row["divided"]
+
+
+def _divided_at_starts(events: DataFrame, minutes: DataFrame, divided: Iterable[int]) -> DataFrame:
+    """Divide these minutes at each start, which is then the first event of its part."""
+    within = events.where(_minute().isin(*divided))
+    starts = [row["ordinal"] for row in within.where(is_any(LedgerEvent.STARTED)).select("ordinal").collect()]
+    part = size(only(array(*map(lit, starts)), lambda start: start <= col("ordinal")))
+    return minutes.where(~col("minute").isin(*divided)).unionByName(_grouped(within, part))
 
 
 def _in_order(minutes: DataFrame, before: int | None) -> DataFrame:
-    """Combine the kinds of events in each minute: there are few such rows, and each covers little."""
+    """Combine the kinds of events in each part of a minute: there are few such rows, and each covers little."""
     is_start, is_stop = col("event") == LedgerEvent.STARTED, col("event") == LedgerEvent.STOPPED
-    combined = minutes.groupBy("process", "minute").agg(
-        *(sum_of(name).alias(name) for name in ("events", "gaps")),
+    combined = minutes.groupBy("process", "minute", "part").agg(
+        *(sum_of(name).alias(name) for name in ("events", "reported")),
         least_of("first").alias("first"),
-        greatest_of("last").alias("last"),
+        *(greatest_of(name).alias(name) for name in ("last", "last_present")),
         least_of(when(is_start, col("first"))).alias("first_start"),
         greatest_of(when(is_start, col("last"))).alias("last_start"),
         least_of(when(is_start, col("first_sequence"))).alias("confirmed"),
@@ -129,12 +164,13 @@ def _in_order(minutes: DataFrame, before: int | None) -> DataFrame:
 
 def _absent() -> Column:
     """Count absent events within a minute and before it, unless a start or a reported gap explains them."""
-    within = greatest(col("last") - col("first") + 1 - col("events"), lit(0))
+    within = greatest(col("last_present") - col("first") + 1 - col("events"), lit(0))
     begins = coalesce(col("first_start") == col("first"), lit(False))
     up_to = when(begins, col("confirmed")).otherwise(col("first") - 1)
     between = greatest(coalesce(up_to - col("before"), lit(0)), lit(0))
     starts_later = coalesce(col("last_start") > col("first"), lit(False))
-    return when((col("gaps") > 0) | col("may_be_undone") | starts_later, 0).otherwise(within + between)
+    unexplained = greatest(within + between - col("reported"), lit(0))
+    return when(col("may_be_undone") | starts_later, 0).otherwise(unexplained)
 
 
 _BACKLOG: Final = f"/{TRANSFER}/"
@@ -249,7 +285,7 @@ def survey(
         largest=max(_counts(rows, "entity").values(), default=0),
         missed=sum(row["missed"] or 0 for row in rows),
         gaps=sum(row["counted_gaps"] for row in rows),
-        absent=absent_events(minutes.where(is_whole), since, before),
+        absent=absent_events(events, minutes.where(is_whole), since, before),
         last_started=max((row["last"] for row in rows if row["event"] == LedgerEvent.STARTED), default=0),
         started_at=max((row["last_at"] for row in rows if row["event"] == LedgerEvent.STARTED), default=None),
         first_at=first_at,
@@ -315,7 +351,13 @@ _ENTITIES: Final = (
     ("deletions", pa.list_(pa.int64()), ArrayType(LongType())),
 )
 
-_OF_NO_PLACE: Final = (LedgerEvent.MISSED, LedgerEvent.REPEATED, LedgerEvent.STARTED, LedgerEvent.STOPPED)
+_OF_NO_PLACE: Final = (
+    LedgerEvent.ALIVE,
+    LedgerEvent.MISSED,
+    LedgerEvent.REPEATED,
+    LedgerEvent.STARTED,
+    LedgerEvent.STOPPED,
+)
 
 
 def located(events: DataFrame, entities: Iterable[LedgerEntity]) -> DataFrame:

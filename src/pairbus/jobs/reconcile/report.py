@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, Row
@@ -23,6 +24,7 @@ from pairbus.jobs.reconcile.reconciliation import (
     OutageSpan,
     Reconciliation,
 )
+from pairbus.ledger.events import ALIVE_EVERY_MS
 
 
 class ReconcileVerdict(StrEnum):
@@ -128,6 +130,9 @@ LISTED: Final = 20
 _POINTS: Final = 240
 """Maximum number of points in a chart."""
 
+LONGEST_SILENCE: Final = 3 * timedelta(milliseconds=ALIVE_EVERY_MS)
+"""Maximum time without an event in the ledger of a running namespace, with the time to write it."""
+
 _READ_APART: Final = timedelta(seconds=10)
 """Maximum time between reading the secondary's ledger and the primary's."""
 
@@ -192,6 +197,25 @@ class TimelinePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """The part of the ledgers that was read, and evidence that a namespace was running after its last event."""
+
+    until: datetime | None = None
+    """The end of what was read of the secondary's ledger; ``None`` if both ledgers were read to their ends."""
+
+    operations_until: Mapping[str, datetime] = field(default_factory=dict)
+    """Time of the last operation of a namespace, for those that have one after their last event."""
+
+    def end_of(self, contents: LedgerContents) -> datetime | None:
+        """Return the time until which a ledger is known to be complete."""
+        times = [contents.last_at, *(self.operations_until.get(name) for name in contents.namespaces)]
+        return max((time.astimezone(UTC) for time in times if time is not None), default=None)
+
+
+_READ_COMPLETELY: Final = Coverage()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileReport:
     """The result of a reconciliation. Lists hold the first few messages; the counts cover all."""
 
@@ -218,11 +242,15 @@ class ReconcileReport:
 
 
 def report(
-    found: Reconciliation, listed: int = LISTED, notes: Sequence[str] = (), reasons: Sequence[str] = ()
+    found: Reconciliation,
+    listed: int = LISTED,
+    notes: Sequence[str] = (),
+    reasons: Sequence[str] = (),
+    coverage: Coverage = _READ_COMPLETELY,
 ) -> ReconcileReport:
     """Compute the report, with up to ``listed`` messages in each list, and with these notes after its own.
 
-    If there are ``reasons`` to doubt the result, the verdict is ``UNKNOWN``.
+    If there are ``reasons`` to doubt the result, or a ledger ends before the other, the verdict is ``UNKNOWN``.
     """
     entities = tuple(
         EntityTotals(entity=row["entity"], counts={name: row[name] for name in MEASURES})
@@ -230,7 +258,11 @@ def report(
     )
     counts = {name: sum(one.counts[name] for one in entities) for name in MEASURES}
     unproved = found.unproved.count() if counts["missing"] else 0
-    reasons = [*doubts(found.primary, found.secondary, found.name, counts), *reasons]
+    reasons = [
+        *doubts(found.primary, found.secondary, found.name, counts),
+        *reasons,
+        *early_ends(found, counts, coverage),
+    ]
     step, points = _timeline(found)
     return ReconcileReport(
         primary=next(iter(found.primary.namespaces), None),
@@ -286,6 +318,36 @@ def _verdict(found: Reconciliation, counts: Mapping[str, int], unproved: int) ->
     if counts["missing"] > unproved:
         return ReconcileVerdict.MISSING
     return ReconcileVerdict.UNKNOWN if unproved or counts["unrecorded"] else ReconcileVerdict.FINE
+
+
+def early_ends(found: Reconciliation, counts: Mapping[str, int], coverage: Coverage) -> list[str]:
+    """Return a reason to doubt the result for each ledger that ends before the other, without an orderly stop.
+
+    The ledger of a running namespace has an event at least every minute, so this one was cut off, or is not complete
+    yet. If all messages have ended, both ledgers need to reach the end of the time range only.
+    """
+    primary, secondary = coverage.end_of(found.primary), coverage.end_of(found.secondary)
+    if primary is None or secondary is None:
+        return []
+    secondary += found.clocks.correction
+    until = None if coverage.until is None else coverage.until + found.clocks.correction
+    needed = [max(primary, secondary), until]
+    if not counts["waiting"] and not counts["backlog_waiting"]:
+        needed.append(found.period.end)
+    needed_until = min(time for time in needed if time is not None)
+    return [
+        _early_end_note(side, end, needed_until)
+        for side, contents, end in (("primary", found.primary, primary), ("secondary", found.secondary, secondary))
+        if not contents.is_stopped and end + LONGEST_SILENCE < needed_until
+    ]
+
+
+def _early_end_note(side: str, end: datetime, needed_until: datetime) -> str:
+    return (
+        f"the {side}'s ledger ends at {end:%Y-%m-%d %H:%M:%S} UTC, and the other one continues until "
+        f"{needed_until:%Y-%m-%d %H:%M:%S} UTC: a file was deleted, the namespace is down, or it was idle and its "
+        "version does not record that"
+    )
 
 
 def _secondary_ends_early(found: Reconciliation) -> bool:
@@ -405,12 +467,10 @@ def _timeline(found: Reconciliation) -> tuple[timedelta, tuple[TimelinePoint, ..
     seconds = step_min * 60
     interval = timestamp_seconds((unix_seconds("minute") / seconds).cast("long") * seconds)
     rows = (
-        found.timeline.groupBy(interval.alias("at"))
-        .agg(*(sum_of(col(name)).alias(name) for name in LINES))
-        .orderBy("at")
-        .collect()
+        found.timeline.groupBy(interval.alias("at")).agg(*(sum_of(col(name)).alias(name) for name in LINES)).collect()
     )
-    return timedelta(minutes=step_min), tuple(TimelinePoint(**_values(row)) for row in rows)
+    points = (TimelinePoint(**_values(row)) for row in rows)
+    return timedelta(minutes=step_min), tuple(sorted(points, key=attrgetter("at")))
 
 
 def _step_min(period: Period, found: LedgerContents) -> int:
