@@ -30,9 +30,11 @@ from typing import Final, Self
 
 from benchmarks.broker import NOW, make_namespace
 from benchmarks.server import BODY, Server, serving
-from benchmarks.transfer import HERE
+from benchmarks.transfer import COMPILED, HERE
 from pairbus import BrokeredMessage, MessagingError, MessagingFactory, ReceiveMode, ServerBusyError
 from pairbus.broker import QueueDescription
+from pairbus.build import COMPILED as COMPILED_BUILD
+from pairbus.build import PLAIN as PLAIN_BUILD
 from pairbus.client.amqp.sending_link import SendingLink
 from pairbus.client.message import encode_brokered
 from pairbus.store import GroupCommitter
@@ -262,12 +264,17 @@ class Resources:
         self._phase, self._phase_cpu_s = phase, now_s
 
 
+def _is_compiled() -> bool:
+    """Return whether there is a compiled build, which is then what all processes run."""
+    return (COMPILED / ".ready").exists()
+
+
 @contextmanager
 def _process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.overload", *arguments],
         cwd=HERE,
-        env={**os.environ, "PYTHONPATH": str(HERE / "src")},
+        env={**os.environ, "PYTHONPATH": str(COMPILED if _is_compiled() else HERE / "src")},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -349,7 +356,7 @@ def measure(data: Path, seconds: float, scale: float, *options: str) -> Figures:
         committer.namespace.create_queue(path, QueueDescription(), NOW)
     committer.close()
     with (
-        serving(data, *options) as server,
+        serving(data, *options, compiled=_is_compiled()) as server,
         _process("--receivers", str(server.address)) as receivers,
         _process("--load", str(server.address), "--seconds", str(seconds), "--scale", str(scale)) as load,
         Resources(server) as resources,
@@ -395,7 +402,8 @@ def report(seconds: float = 60.0, *options: str, scale: float = 1.0) -> int:
     cores, load = os.cpu_count() or 1, os.getloadavg()[0]
     with TemporaryDirectory(prefix="pairbus-overload-") as data:
         figures = measure(Path(data) / "data", seconds, scale, *options)
-    print(f"{CONNECTIONS} connections to {len(QUEUES)} queues; {cores} cores; load at the start {load:.1f}")
+    build = COMPILED_BUILD if _is_compiled() else PLAIN_BUILD
+    print(f"{CONNECTIONS} connections to {len(QUEUES)} queues; {build}; {cores} cores; load at the start {load:.1f}")
     titles = ("", "confirmed/s", "held back/s", "denied", "failed", "half ms", "p99 ms", "CPU %", "CPU µs", "memory MB")
     print("{:<10}{:>13}{:>13}{:>9}{:>9}{:>11}{:>11}{:>8}{:>8}{:>11}".format(*titles))
     for name, phase in figures.phases.items():
