@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from pairbus.jobs.capture import window
+from pairbus.jobs.syphon import share_source
 from pairbus.ledger import events
 from pairbus.server.side_buffer import archive
 from pairbus.spark import offset
@@ -31,6 +32,7 @@ CURRENT: Final[Mapping[str, int]] = {
     "ledger": events.VERSION,
     "consume offsets": offset._VERSION,
     "browse offsets": offset._MARKS_VERSION,
+    "share offsets": share_source._VERSION,
     "capture book": window._VERSION,
 }
 """The format versions that the code writes."""
@@ -46,6 +48,7 @@ NAMED: Final = frozenset(
         "spark/offset._VERSION",
         "spark/offset._MARKS_VERSION",
         "jobs/capture/window._VERSION",
+        "jobs/syphon/share_source._VERSION",
     }
 )
 """The constants that the code has them from."""
@@ -153,5 +156,6 @@ _READERS: Final[Mapping[str, Callable[[Path], Iterator[int]]]] = {
     "ledger": _ledgers,
     "consume offsets": _offsets_with("held"),
     "browse offsets": _offsets_with("seen"),
+    "share offsets": _offsets_with("queues"),
     "capture book": _json_number("book.json", "version"),
 }
