@@ -410,7 +410,7 @@ def test_head_within_the_limit_is_answered() -> None:
 def test_client_and_new_peer_are_served_beside_unproven_peers_that_send_endlessly() -> None:
     flood = OPENED + EMPTY_FRAME * 20_000
     with (
-        running_namespace(queues=["orders"], unproven_received_bytes=32_768) as namespace,
+        running_namespace(queues=["orders"], unproven_received_bytes=131_072) as namespace,
         connect(namespace) as client,
         ExitStack() as stack,
     ):

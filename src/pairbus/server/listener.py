@@ -280,6 +280,9 @@ class Listener:
         self._unproven = UnprovenConnections(now_s=loop.time) if unproven is None else unproven
         self._handshake_timeout_s = handshake_timeout_s
         self._count = count
+        self._starting_sockets: dict[asyncio.Task[None], socket.socket] = {}
+        """The connections whose handshake is in progress."""
+
         self._sockets: list[socket.socket] = []
         self._bound: list[tuple[str, int]] = []
         """Addresses and ports to listen on."""
@@ -463,9 +466,13 @@ class Listener:
 
     def _evict_starting(self) -> bool:
         for task in self._starting:
+            if task.done():  # it is among the unproven ones by now
+                continue
             self._unproven.evicted_count += 1
             del self._starting[task]
-            task.cancel()
+            with suppress(OSError):  # it is closed already
+                # Not cancelled: a loop may have made its transport by now, and would neither use nor close it.
+                self._starting_sockets[task].shutdown(socket.SHUT_RDWR)
             return True
         return False
 
@@ -497,16 +504,18 @@ class Listener:
         """Hand over one connection: each pass of the loop starts one, and serves all existing connections."""
         for accepted, secure in self._ready.items():
             del self._ready[accepted]
-            self._run(self._start(accepted, secure=secure), self._starting, accepted)
+            starting = self._run(self._start(accepted, secure=secure), self._starting, accepted)
+            self._starting_sockets[starting] = accepted
             break
         if self._ready:
             self._loop.call_soon(self._hand_over)
 
     def _run(
         self, work: Coroutine[None, None, None], tasks: dict[asyncio.Task[None], float], accepted: socket.socket
-    ) -> None:
+    ) -> asyncio.Task[None]:
         def done(task: asyncio.Task[None]) -> None:
             tasks.pop(task, None)
+            self._starting_sockets.pop(task, None)
             if task.cancelled():  # before it started: otherwise it closes the socket itself
                 self._discard(accepted)
             elif (error := task.exception()) is not None:
@@ -516,6 +525,7 @@ class Listener:
         task = self._loop.create_task(work)
         tasks[task] = self._loop.time()
         task.add_done_callback(done)
+        return task
 
     async def _start(self, accepted: socket.socket, *, secure: bool) -> None:
         peer = _peer_of(accepted)
