@@ -307,7 +307,7 @@ class Figures:
     left: int
     """Messages that were confirmed and not received."""
     drained_s: float
-    """Seconds after the end until all were received, or until nobody waited for them any more."""
+    """Seconds after the end until all were received, or until the wait for them ended."""
 
     @property
     def share(self) -> float:

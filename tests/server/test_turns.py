@@ -205,7 +205,7 @@ def test_deliveries_wait_for_a_commit_that_has_enough_messages_to_remove() -> No
         turns.add_requests(-100)
         turns.add_removed(1_024 - 128)
         deliveries.take("e", 0.0)
-        assert await deliveries.next_pass() == [], "1,024 if nobody waits for the commit"
+        assert await deliveries.next_pass() == [], "1,024 if no client waits for the commit"
         turns.add_removed(-1_024)
         assert await deliveries.next_pass() == ["e"]
 
